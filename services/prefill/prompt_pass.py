@@ -1,0 +1,134 @@
+"""The prompt pass: token ids in, KV blocks and the last hidden state out, in chunks on the model thread.
+
+Owns the order of steps and what holds between them: cancel, deadline, faults, publishing, spans. Knows neither the
+router nor readers. Several prompts may be under way; the model thread takes their chunks in turn.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from opentelemetry.trace import Span, Tracer
+from torch import Tensor
+
+from meshfire.errors import InternalError
+from meshfire.kv.block_pool import BlockPool
+from meshfire.kv.hashing import chain_hashes
+from meshfire.kv.store import KvStore
+from meshfire.kv.transfer import KvManifest
+from meshfire.model.interface import CausalLM
+from meshfire.runtime.model_thread import ModelThread
+from meshfire.telemetry import names
+from meshfire.telemetry.spans import span, traceparent_of
+from meshfire.worker.faults import Fault, strike
+from services.prefill.blocks import SequenceBlocks
+from services.prefill.chunks import Chunk, batch_of, chunks_of
+from services.prefill.instruments import PrefillInstruments
+from services.prefill.ports import Experts, ExpertSession
+from services.prefill.prompt import Prefilled, Prompt, Stop
+
+
+@dataclass(frozen=True)
+class PromptPass:
+    """Everything that computing a prompt takes."""
+
+    model: CausalLM
+    model_revision: str
+    store: KvStore
+    pool: BlockPool
+    thread: ModelThread
+    experts: Experts
+    chunk_tokens: int
+    #: for faults that aim at one instance
+    instance_id: str
+    tracer: Tracer
+    instruments: PrefillInstruments
+
+    async def run(self, prompt: Prompt, stop: Stop, lease_span: Span) -> Prefilled:
+        """Compute a prompt. Raises what `stop` says, NoFreeBlocks, or what the experts raise; then holds no block.
+
+        Returns only between chunks: a chunk on the model thread still writes to its blocks and is always waited for.
+        """
+        geometry = self.store.geometry
+        hashes = chain_hashes(
+            prompt.token_ids,
+            geometry.block_tokens,
+            model_revision=self.model_revision,
+            cache_salt=prompt.cache_salt,
+        )
+        num_tokens = len(prompt.token_ids)
+        with SequenceBlocks(self.pool, hashes, num_tokens, geometry.block_tokens) as blocks:
+            last_hidden = await self._compute(prompt, stop, blocks, lease_span)
+            manifest = KvManifest(self.model_revision, geometry, num_tokens, tuple(hashes))
+            return Prefilled(blocks.keep(), manifest, last_hidden, blocks.num_cached_tokens)
+
+    async def _compute(self, prompt: Prompt, stop: Stop, blocks: SequenceBlocks, lease_span: Span) -> Tensor:
+        traceparents = [traceparent_of(lease_span)]
+        session = self.experts.session(deadline=prompt.deadline, traceparents=traceparents)
+        last_hidden: Tensor | None = None
+        try:
+            for chunk in chunks_of(blocks.num_cached_tokens, len(prompt.token_ids), self.chunk_tokens):
+                stop.check()
+                await self._rehearse(prompt.fault, chunk, stop)
+                last_hidden = await self._run_chunk(prompt, chunk, stop, blocks, session, traceparents[0])
+                blocks.publish_up_to(chunk.stop)
+            stop.check()
+        finally:
+            self.experts.finish(traceparents)
+            record_shards(lease_span, session)
+        if last_hidden is None:
+            raise InternalError("a prompt without a token to compute")
+        return last_hidden
+
+    async def _run_chunk(
+        self, prompt: Prompt, chunk: Chunk, stop: Stop, blocks: SequenceBlocks, session: ExpertSession, parent: str
+    ) -> Tensor:
+        attributes = {names.ATTR_CHUNK_START: chunk.start, names.ATTR_CHUNK_TOKENS: chunk.num_tokens}
+        with span(self.tracer, names.SPAN_PREFILL_CHUNK, parent=parent, attributes=attributes) as chunk_span:
+            last_hidden, seconds = await self.thread.run(
+                self._forward, prompt.token_ids, chunk, blocks.blocks, stop, session
+            )
+            chunk_span.set_attribute(names.ATTR_COMPUTE_MS, seconds * 1e3)
+        self.instruments.chunk_done(chunk.num_tokens, seconds)
+        return last_hidden
+
+    def _forward(
+        self, token_ids: Sequence[int], chunk: Chunk, blocks: Sequence[int], stop: Stop, session: ExpertSession
+    ) -> tuple[Tensor, float]:
+        """On the model thread: the last row of the chunk's hidden states [H], and the seconds it took."""
+        stop.check()  # it may have waited behind other prompts' chunks
+        started = time.perf_counter()
+        batch = batch_of(chunk, token_ids, blocks, self.store.geometry.block_tokens)
+        hidden = self.model.forward(batch, self.store, session)
+        return hidden[-1].clone(), time.perf_counter() - started
+
+    async def _rehearse(self, fault: Fault | None, chunk: Chunk, stop: Stop) -> None:
+        if fault is None or not fault.aims_at("prefill", self.instance_id):
+            return
+        # Without a trigger it acts once, before the first chunk.
+        if not fault.strikes(chunk=chunk.index) or (fault.trigger is None and chunk.index > 0):
+            return
+        if fault.action == "delay":
+            await stop.sleep(fault.delay_s)
+        else:
+            await strike(fault)
+
+
+def record_shards(lease_span: Span, session: ExpertSession) -> None:
+    """One event per expert shard that took part: what its hops carried and cost."""
+    for shard_id, stats in session.stats.items():
+        lease_span.add_event(
+            names.EVENT_EXPERT_SHARD,
+            {
+                names.ATTR_SHARD_ID: shard_id,
+                names.ATTR_EXPERT_HOPS: stats.hops,
+                names.ATTR_EXPERT_TOKENS: stats.tokens,
+                names.ATTR_EXPERT_BYTES_OUT: stats.bytes_out,
+                names.ATTR_EXPERT_BYTES_IN: stats.bytes_in,
+                names.ATTR_EXPERT_WAIT_MS: stats.wait_ns / 1e6,
+                names.ATTR_EXPERT_QUEUE_MS: stats.queue_ns / 1e6,
+                names.ATTR_EXPERT_COMPUTE_MS: stats.compute_ns / 1e6,
+            },
+        )
