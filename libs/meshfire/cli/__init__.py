@@ -1,0 +1,1 @@
+"""The `meshfire` command: one file per verb. Knows no arithmetic and no service's inside."""

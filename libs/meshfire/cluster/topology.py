@@ -1,0 +1,91 @@
+"""The topology file: which services and models a local mesh has. One file for `meshfire up` and for the Tiltfile."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from meshfire.errors import BadInput
+
+Count = Annotated[int, Field(ge=0, le=64)]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ModelTopology(_Strict):
+    """One served model and the processes that serve it."""
+
+    #: a name in the model cache, a name that can be pulled, or a directory
+    model: str
+    #: the name that clients use; default: `model`, or the directory's name
+    name: str = ""
+    #: prefill workers
+    prefill: Annotated[int, Field(ge=1, le=64)] = 1
+    #: decode workers
+    decode: Annotated[int, Field(ge=1, le=64)] = 1
+    #: expert shards; 0 = every worker computes its experts itself; None = 2 for a mixture of experts, else 0
+    expert_shards: Count | None = None
+    #: slices that each dense FFN is cut into, served by the shards; None = one per shard if the model has no experts
+    dense_slices: Count | None = None
+    #: torch threads of each worker
+    num_threads: Annotated[int, Field(ge=1)] = 1
+
+    @property
+    def served_name(self) -> str:
+        """What clients call it."""
+        return self.name or Path(self.model).name
+
+
+class Topology(_Strict):
+    """A mesh on one machine."""
+
+    #: names the mesh's state folder
+    mesh: Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]*$")] = "local"
+    #: first port of the processes, counted up; 0 = free ports
+    base_port: Annotated[int, Field(ge=0, le=65000)] = 0
+    #: the gateway's HTTP port; 0 = a free one
+    http_port: Annotated[int, Field(ge=0, le=65535)] = 8000
+    #: auto = a Consul agent where one is found, else files; or consul://HOST:PORT, static:/path
+    registry: str = "auto"
+    #: OTLP/gRPC collector; empty = traces are kept locally
+    otlp_endpoint: str = ""
+    #: accept x-meshfire-script and x-meshfire-fault
+    test_hooks: bool = False
+    tokenizers: Annotated[int, Field(ge=1, le=16)] = 1
+    routers: Annotated[int, Field(ge=1, le=16)] = 1
+    gateways: Annotated[int, Field(ge=1, le=16)] = 1
+    models: Annotated[list[ModelTopology], Field(min_length=1)]
+
+    @model_validator(mode="after")
+    def _names_are_unique(self) -> Topology:
+        names = [one.served_name for one in self.models]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise ValueError(f"two models are named {twice[0]!r}; set `name`")
+        return self
+
+
+def load(path: Path) -> Topology:
+    """Read a topology file (YAML). Raises BadInput that names the field."""
+    try:
+        raw = yaml.safe_load(path.read_text())
+    except FileNotFoundError:
+        raise BadInput(f"no topology file at {path}", field="topology") from None
+    except yaml.YAMLError as error:
+        raise BadInput(f"{path} is not YAML: {error}", field="topology") from error
+    return parse(raw if raw is not None else {}, source=str(path))
+
+
+def parse(raw: Any, *, source: str = "topology") -> Topology:
+    """Validate a topology. Raises BadInput that names the field."""
+    try:
+        return Topology.model_validate(raw)
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "topology"
+        raise BadInput(f"{source}: {where}: {first['msg']}", field=where) from None

@@ -1,0 +1,102 @@
+"""`meshfire up`: from a topology to a running mesh, and down again."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import shutil
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from meshfire.cluster import ports, state
+from meshfire.cluster.place import place
+from meshfire.cluster.plan import ResolvedModel, Wiring, plan
+from meshfire.cluster.supervisor import Supervisor
+from meshfire.cluster.topology import Topology
+from meshfire.discovery.agent import ConsulAgent, find_agent
+from meshfire.discovery.base import open_registry
+from meshfire.telemetry.sink import TraceSink
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Running:
+    """A mesh on its way up: `state` changes as processes come and go."""
+
+    state: state.MeshState
+    supervisor: Supervisor
+    #: one line that says how processes find each other, and why
+    discovery: str
+    folder: Path
+
+
+async def up(
+    topology: Topology,
+    models: Sequence[ResolvedModel],
+    stop: asyncio.Event,
+    *,
+    root: Path,
+    on_change: Callable[[Running], None],
+) -> None:
+    """Run the mesh until `stop` is set. `on_change` is called at every change of a process's state.
+
+    Raises Unavailable when a process does not start or the agent cannot be reached.
+    """
+    folder = _fresh_folder(topology.mesh)
+    async with AsyncExitStack() as stack:
+        registry_url, discovery = await stack.enter_async_context(_registry(topology.registry, folder))
+        otlp = topology.otlp_endpoint or await stack.enter_async_context(_local_sink(folder / "traces"))
+        registry = open_registry(registry_url)
+        try:
+            await place(topology, models, registry)
+        finally:
+            await registry.close()
+        next_port = ports.counted_from(topology.base_port) if topology.base_port else ports.free_ports()
+        specs = plan(topology, models, Wiring(registry_url, otlp), next_port)
+        supervisor = Supervisor(specs, root, folder / "logs", lambda: changed())
+        mesh = state.MeshState(topology.mesh, os.getpid(), registry_url, str(folder / "traces"), supervisor.states)
+        running = Running(mesh, supervisor, discovery, folder)
+
+        def changed() -> None:
+            mesh.write(folder)
+            on_change(running)
+
+        changed()
+        stack.callback((folder / "state.json").unlink, missing_ok=True)
+        await supervisor.run(stop)
+
+
+def _fresh_folder(mesh: str) -> Path:
+    """The mesh's state folder, with the logs and files of the run before removed and its traces kept."""
+    folder = state.folder_of(mesh)
+    for old in ("logs", "registry.json.d", "consul"):
+        shutil.rmtree(folder / old, ignore_errors=True)
+    (folder / "logs").mkdir(parents=True)
+    (folder / "traces").mkdir(exist_ok=True)
+    return folder
+
+
+@asynccontextmanager
+async def _registry(wanted: str, folder: Path) -> AsyncIterator[tuple[str, str]]:
+    """URL of the registry and the line that explains it; starts a Consul agent where `auto` finds one."""
+    if wanted != "auto":
+        yield wanted, f"discovery: {wanted}"
+        return
+    binary = find_agent()
+    if binary is None:
+        line = "discovery: files (no Consul agent found: set MESHFIRE_CONSUL_BIN or put `consul` on PATH)"
+        yield f"static:{folder / 'registry.json'}", line
+        return
+    async with ConsulAgent(binary) as agent:
+        yield agent.url, f"discovery: Consul agent at {agent.url} ({binary})"
+
+
+@asynccontextmanager
+async def _local_sink(folder: Path) -> AsyncIterator[str]:
+    """Keeps recent traces in `folder`; gives the OTLP endpoint."""
+    async with TraceSink(folder) as sink:
+        yield sink.endpoint

@@ -1,0 +1,67 @@
+"""Killing any one worker in the middle of an answer: the same answer, or a clear error; never a hang."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from meshfire.client import Delta, Finished, MeshfireClient, Message, Sampling
+from tests.e2e.mesh_process import MeshProcess, cached_model, start_mesh
+
+VICTIMS = ["decode-0", "expert-0", "expert-1", "prefill-0", "tokenizer-0"]
+CHAT = [Message("user", "Tell me a short story about a fox.")]
+GREEDY = Sampling(max_tokens=40, temperature=0)
+
+
+@pytest.fixture(scope="module")
+def own_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A mesh of its own: what others ask must not meet a killed worker."""
+    smollm2 = cached_model("smollm2-135m-instruct")
+    model = {"model": str(smollm2), "prefill": 2, "decode": 1, "expert_shards": 2, "dense_slices": 2}
+    topology = {"mesh": "kills", "http_port": 0, "models": [model]}
+    with start_mesh(topology, tmp_path_factory.mktemp("kills")) as running:
+        yield running
+
+
+async def tell(mesh: MeshProcess, kill: tuple[str, int] | None = None) -> tuple[str, Finished | None]:
+    """The whole answer; `kill` = (process, after how many tokens)."""
+    text, tokens, finished = "", 0, None
+    async with MeshfireClient(mesh.grpc_address) as client:
+        async for event in client.generate(mesh.model, CHAT, GREEDY, timeout_s=90):
+            if isinstance(event, Delta):
+                text += event.text
+                tokens += len(event.token_ids)
+                if kill and tokens >= kill[1]:
+                    mesh.kill(kill[0])
+                    kill = None
+            elif isinstance(event, Finished):
+                finished = event
+    return text, finished
+
+
+@pytest.mark.timeout(240)
+async def test_a_killed_worker_costs_a_pause_and_no_token(own_mesh: MeshProcess) -> None:
+    expected, _ = await tell(own_mesh)
+    for victim in VICTIMS:
+        text, finished = await tell(own_mesh, kill=(victim, 9))
+        assert text == expected, victim
+        assert finished is not None, victim
+        own_mesh.wait_serving()
+        assert own_mesh.process_of(victim)["restarts"] >= 1
+
+
+@pytest.mark.timeout(120)
+def test_up_stops_cleanly_and_leaves_no_process(tmp_path: Path) -> None:
+    model = {"model": str(cached_model("smollm2-135m-instruct")), "expert_shards": 0}
+    with start_mesh({"mesh": "brief", "http_port": 0, "models": [model]}, tmp_path) as mesh:
+        pids = [one["pid"] for one in mesh.status()["processes"]]
+        assert all(pids)
+        mesh.process.send_signal(signal.SIGINT)
+        assert mesh.process.wait(60) == 0
+    for pid in pids:
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
