@@ -131,3 +131,5 @@ async def _mapped(call: Any) -> AsyncIterator[Any]:
             yield response
     except grpc.aio.AioRpcError as error:
         raise status.from_rpc_error(error) from None
+    finally:
+        call.cancel()  # a caller that leaves early ends the call; no effect on one that has ended

@@ -27,6 +27,7 @@ from meshfire.rpc.channels import ChannelPool
 from meshfire.rpc.interceptors import ErrorsToStatus
 from meshfire.rpc.limits import SERVER_OPTIONS
 from meshfire.runtime.metrics_endpoint import serve_metrics
+from meshfire.runtime.parent import die_with
 from meshfire.runtime.settings import ServiceSettings
 from meshfire.telemetry.setup import Telemetry, configure
 
@@ -81,6 +82,8 @@ def main(name: str, build: Build[S], settings_type: type[S]) -> None:
         sys.exit(2)
     logging.basicConfig(level=settings.log_level, format=f"%(asctime)s {name} %(levelname)s %(name)s: %(message)s")
     try:
+        if settings.parent_pid:
+            die_with(settings.parent_pid)
         asyncio.run(run(name, build, settings))
     except* MeshfireError as group:
         for one in _leaves(group):
@@ -115,6 +118,7 @@ async def running(
         channels = ChannelPool()
         stack.push_async_callback(channels.close)
         server = grpc.aio.server(interceptors=[ErrorsToStatus()], options=SERVER_OPTIONS)
+        stack.push_async_callback(server.stop, None)  # also when `build` fails
         port = server.add_insecure_port(f"{settings.host}:{settings.port}")
         if settings.metrics_port:
             stack.enter_context(serve_metrics(settings.host, settings.metrics_port, telemetry))

@@ -36,5 +36,7 @@ class ServiceSettings(BaseSettings):
     drain_s: float = Field(default=20.0, ge=0)
     #: Time between deregistration and the end of the server, for callers' discovery caches.
     discovery_lag_s: float = Field(default=0.2, ge=0)
+    #: End when this process, which started this one, ends however it does (Linux); 0 = live on.
+    parent_pid: int = Field(default=0, ge=0)
     #: Python's names.
     log_level: str = "INFO"
