@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from meshfire.cluster import ports, state
+from meshfire.cluster.agent_keeper import keep_agent
 from meshfire.cluster.place import place
 from meshfire.cluster.plan import ResolvedModel, Wiring, plan
 from meshfire.cluster.supervisor import Supervisor
@@ -48,18 +49,16 @@ async def up(
     """
     folder = _fresh_folder(topology.mesh)
     async with AsyncExitStack() as stack:
-        registry_url, discovery = await stack.enter_async_context(_registry(topology.registry, folder))
+        chosen = await stack.enter_async_context(_discovery(topology.registry, folder))
         otlp = topology.otlp_endpoint or await stack.enter_async_context(_local_sink(folder / "traces"))
-        registry = open_registry(registry_url)
-        try:
-            await place(topology, models, registry)
-        finally:
-            await registry.close()
+        registry = open_registry(chosen.url)
+        stack.push_async_callback(registry.close)
+        await place(topology, models, registry)
         next_port = ports.counted_from(topology.base_port) if topology.base_port else ports.free_ports()
-        specs = plan(topology, models, Wiring(registry_url, otlp), next_port)
+        specs = plan(topology, models, Wiring(chosen.url, otlp), next_port)
         supervisor = Supervisor(specs, root, folder / "logs", lambda: changed())
-        mesh = state.MeshState(topology.mesh, os.getpid(), registry_url, str(folder / "traces"), supervisor.states)
-        running = Running(mesh, supervisor, discovery, folder)
+        mesh = state.MeshState(topology.mesh, os.getpid(), chosen.url, str(folder / "traces"), supervisor.states)
+        running = Running(mesh, supervisor, chosen.line, folder)
 
         def changed() -> None:
             mesh.write(folder)
@@ -67,7 +66,15 @@ async def up(
 
         changed()
         stack.callback((folder / "state.json").unlink, missing_ok=True)
-        await supervisor.run(stop)
+        async with asyncio.TaskGroup() as group:
+            keeper = None
+            if chosen.agent:
+                keeper = group.create_task(
+                    keep_agent(chosen.agent, lambda: place(topology, models, registry)), name="keep-consul"
+                )
+            await supervisor.run(stop)
+            if keeper:
+                keeper.cancel()
 
 
 def _fresh_folder(mesh: str) -> Path:
@@ -80,19 +87,28 @@ def _fresh_folder(mesh: str) -> Path:
     return folder
 
 
+@dataclass(frozen=True)
+class _Discovery:
+    url: str
+    #: says what was chosen, and why
+    line: str
+    #: our own, if we started one
+    agent: ConsulAgent | None = None
+
+
 @asynccontextmanager
-async def _registry(wanted: str, folder: Path) -> AsyncIterator[tuple[str, str]]:
-    """URL of the registry and the line that explains it; starts a Consul agent where `auto` finds one."""
+async def _discovery(wanted: str, folder: Path) -> AsyncIterator[_Discovery]:
+    """`auto` starts a Consul agent where one is found, and falls back to files."""
     if wanted != "auto":
-        yield wanted, f"discovery: {wanted}"
+        yield _Discovery(wanted, f"discovery: {wanted}")
         return
     binary = find_agent()
     if binary is None:
         line = "discovery: files (no Consul agent found: set MESHFIRE_CONSUL_BIN or put `consul` on PATH)"
-        yield f"static:{folder / 'registry.json'}", line
+        yield _Discovery(f"static:{folder / 'registry.json'}", line)
         return
-    async with ConsulAgent(binary) as agent:
-        yield agent.url, f"discovery: Consul agent at {agent.url} ({binary})"
+    async with ConsulAgent(binary, log_file=folder / "logs" / "consul.log") as agent:
+        yield _Discovery(agent.url, f"discovery: Consul agent at {agent.http_url} ({binary})", agent)
 
 
 @asynccontextmanager

@@ -123,7 +123,8 @@ async def running(
         if settings.metrics_port:
             stack.enter_context(serve_metrics(settings.host, settings.metrics_port, telemetry))
         tasks = await stack.enter_async_context(_cancelled_at_exit())
-        mesh = Mesh(registry, telemetry, channels, instance_id, f"{settings.host}:{port}", settings.test_hooks, tasks)
+        address = f"{settings.advertise_host or settings.host}:{port}"
+        mesh = Mesh(registry, telemetry, channels, instance_id, address, settings.test_hooks, tasks)
         service = await stack.enter_async_context(build(settings, mesh))
         probes = _add_probes(server, service)
         service.add_to(server)

@@ -24,6 +24,8 @@ class ServiceSettings(BaseSettings):
     host: str = "127.0.0.1"
     #: Port of the gRPC server; 0 = a free one.
     port: Port = 0
+    #: Host that peers are told to connect to; empty = `host`. For a server bound to 0.0.0.0, the container's own name.
+    advertise_host: str = ""
     #: consul://HOST:PORT, static:/path/file.json or memory:
     registry_url: str = "consul://127.0.0.1:8500"
     #: OTLP/gRPC collector, http://HOST:PORT; empty = OTEL_EXPORTER_OTLP_ENDPOINT, else spans are dropped.
