@@ -1,0 +1,158 @@
+"""Credits, queue order and the choice of a worker, without a socket."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from meshfire.errors import QueueFull
+from services.router.lease_queue import LeaseQueue, Priority, Ticket
+from services.router.lifecycle_events import Stage
+from services.router.pace import Pace
+from services.router.placement import Crowd, Wait, choose
+from services.router.workers import Geometry, Worker, WorkerFacts
+
+
+def worker(
+    worker_id: str, stage: Stage = Stage.PREFILL, slots: int = 4, blocks: int = 100, revision: str = "r"
+) -> Worker:
+    facts = WorkerFacts(worker_id, stage, "m", revision, Geometry(1, 16, 8, 1), "host:1", 512, 100, frozenset())
+    one = Worker(facts)
+    one.credit(slots, blocks, 0)
+    return one
+
+
+def ticket(
+    number: int = 1, priority: Priority = Priority.ONLINE, stage: Stage = Stage.PREFILL, **more: object
+) -> Ticket:
+    return replace(Ticket(priority, number, f"q{number}", "m", stage, 32), **more)
+
+
+def prefill_crowd(*workers: Worker) -> Crowd:
+    return Crowd(workers, [worker("reader", Stage.DECODE)])
+
+
+class TestCredit:
+    def test_leases_that_a_credit_has_not_counted_are_taken_off_its_room(self) -> None:
+        one = worker("a", slots=3, blocks=10)
+        one.lease_sent(2)
+        one.lease_sent(3)
+        assert (one.free_slots, one.free_blocks) == (1, 5)
+        one.credit(2, 8, 1)  # it has seen the first lease only
+        assert (one.free_slots, one.free_blocks) == (1, 5)
+        one.credit(1, 5, 2)
+        assert (one.free_slots, one.free_blocks) == (1, 5)
+
+    @given(st.lists(st.booleans(), max_size=30), st.data())
+    def test_a_worker_is_never_sent_more_than_it_has_room_for(self, steps: list[bool], data: st.DataObject) -> None:
+        """Oracle: a worker with 4 slots that counts late; what is in flight plus what it holds stays within."""
+        one, held, in_flight, num_seen = worker("a", slots=4), 0, 0, 0
+        for lease in steps:
+            if lease and one.free_slots > 0:
+                one.lease_sent(1)
+                in_flight += 1
+            else:
+                arrived = data.draw(st.integers(0, in_flight))
+                in_flight, held, num_seen = in_flight - arrived, held + arrived, num_seen + arrived
+                held -= data.draw(st.integers(0, held))
+                one.credit(4 - held, 100, num_seen)
+            assert held + in_flight <= 4
+
+    def test_an_idle_worker_is_asked_even_if_it_seems_too_small(self) -> None:
+        one = worker("a", blocks=1)
+        assert one.has_room(1000)
+        one.held.add("q")
+        assert not one.has_room(1000)
+        assert one.has_room(16)
+
+
+class TestQueue:
+    def test_online_goes_before_asynchronous_and_earlier_before_later(self) -> None:
+        queue = LeaseQueue(max_requests=10, max_tokens=1000)
+        tickets = [ticket(1, Priority.ASYNCHRONOUS), ticket(4), ticket(2, Priority.ASYNCHRONOUS), ticket(3)]
+        for one in tickets:
+            queue.push(one)
+        assert [one.arrival for one in queue] == [3, 4, 1, 2]
+        queue.remove(tickets[1])
+        queue.remove(tickets[1])
+        assert [one.arrival for one in queue] == [3, 1, 2]
+
+    def test_a_crowd_of_asynchronous_work_stops_no_online_request(self) -> None:
+        queue = LeaseQueue(max_requests=2, max_tokens=1000)
+        for number in (1, 2):
+            queue.push(ticket(number, Priority.ASYNCHRONOUS))
+        queue.admit(Priority.ONLINE, 10, 1.0)
+        with pytest.raises(QueueFull) as caught:
+            queue.admit(Priority.ASYNCHRONOUS, 10, 3.5)
+        assert caught.value.retry_after_s == 3.5
+
+    def test_prompt_tokens_are_bounded_but_a_lone_prompt_comes_in(self) -> None:
+        queue = LeaseQueue(max_requests=9, max_tokens=40)
+        queue.admit(Priority.ONLINE, 1000, 1.0)
+        queue.push(ticket(1))  # of 32 tokens
+        queue.admit(Priority.ONLINE, 8, 1.0)
+        with pytest.raises(QueueFull):
+            queue.admit(Priority.ONLINE, 9, 1.0)
+
+    def test_the_time_to_come_back_follows_the_pace_of_the_queue(self) -> None:
+        pace = Pace()
+        assert pace.wait_s(100) == 1.0
+        for now_s in (0.0, 2.0, 4.0, 6.0):
+            pace.left(now_s)
+        assert pace.wait_s(5) == pytest.approx(10.0)
+        assert pace.wait_s(1000) == 60.0
+
+
+class TestChoice:
+    def test_a_session_stays_at_its_worker_and_only_there(self) -> None:
+        workers = [worker(name) for name in "abcd"]
+        chosen = {key: choose(ticket(session_key=key), prefill_crowd(*workers)) for key in map(str, range(40))}
+        assert len({one.facts.worker_id for one in chosen.values() if isinstance(one, Worker)}) == 4
+        for key, one in chosen.items():
+            assert choose(ticket(session_key=key), prefill_crowd(*reversed(workers))) is one
+
+    def test_a_worker_that_leaves_moves_only_its_own_sessions(self) -> None:
+        workers = [worker(name) for name in "abcd"]
+        for key in map(str, range(40)):
+            before = choose(ticket(session_key=key), prefill_crowd(*workers))
+            after = choose(ticket(session_key=key), prefill_crowd(*workers[1:]))
+            assert before is after or before is workers[0]
+
+    def test_a_session_leaves_its_worker_when_that_has_no_room_and_another_has(self) -> None:
+        workers = [worker(name) for name in "ab"]
+        home = choose(ticket(session_key="k"), prefill_crowd(*workers))
+        assert isinstance(home, Worker)
+        home.credit(0, 100, 0)
+        (other,) = [one for one in workers if one is not home]
+        assert choose(ticket(session_key="k"), prefill_crowd(*workers)) is other
+
+    def test_without_a_session_the_worker_with_most_free_slots_gets_it(self) -> None:
+        busy, idle = worker("a", slots=1), worker("b", slots=3)
+        assert choose(ticket(), prefill_crowd(busy, idle)) is idle
+
+    def test_a_worker_that_just_failed_is_the_last_choice(self) -> None:
+        failed, other = worker("a", slots=9), worker("b", slots=1)
+        assert choose(ticket(avoid="a"), prefill_crowd(failed, other)) is other
+        other.credit(0, 0, 0)
+        assert choose(ticket(avoid="a"), prefill_crowd(failed, other)) is failed
+
+    def test_kv_goes_only_to_a_reader_of_the_same_revision_and_geometry(self) -> None:
+        owner = worker("p")
+        old, same = worker("d1", Stage.DECODE, slots=9, revision="old"), worker("d2", Stage.DECODE)
+        wanted = ticket(stage=Stage.DECODE, kv_owner=owner.facts)
+        assert choose(wanted, Crowd([owner], [old, same])) is same
+        assert choose(wanted, Crowd([owner], [old])) is Wait.NO_SLOT
+
+    def test_a_prompt_is_not_computed_where_no_decode_worker_could_read_it(self) -> None:
+        odd, even = worker("p1", slots=9, revision="odd"), worker("p2")
+        assert choose(ticket(), prefill_crowd(odd, even)) is even
+        assert choose(ticket(), Crowd([odd], [])) is odd
+
+    def test_a_lease_that_waits_for_blocks_is_told_apart_from_one_that_waits_for_a_slot(self) -> None:
+        small = worker("a", blocks=1)
+        small.held.add("somebody")
+        assert choose(ticket(), prefill_crowd(small)) is Wait.NO_BLOCKS
+        assert choose(ticket(), prefill_crowd(worker("b", slots=0))) is Wait.NO_SLOT
