@@ -75,7 +75,7 @@ class PendingExperts(Protocol):
     """A dispatch under way."""
 
     def result(self) -> Tensor:
-        """Wait for the weighted sum over the chosen experts: [T, H] float32. Raises ShardUnavailable, DeadlineExceeded."""
+        """Wait for the sum over the chosen experts: [T, H] float32. Raises ShardUnavailable, DeadlineExceeded."""
 
 
 class ExpertBackend(Protocol):

@@ -1,0 +1,73 @@
+"""A pre-norm decoder put together from parts: the `CausalLM` of every architecture here.
+
+Owns the order of things in a layer and what is checked at the edge of a step. Knows nothing of attention's or the FFN's
+insides, requests or sampling.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from meshfire.errors import InvalidPrompt
+from meshfire.model.feed_forward import FeedForward
+from meshfire.model.interface import ExpertBackend, ExpertLayout, ForwardBatch, KvGeometry, KvView
+from meshfire.model.linear import Linear
+from meshfire.model.norm import RmsNorm
+
+
+class Attention(Protocol):
+    """First half of a layer."""
+
+    def __call__(self, layer: int, hidden: Tensor, batch: ForwardBatch, kv: KvView) -> Tensor:
+        """[T, H] → [T, H]; writes the step's KV rows."""
+
+
+@dataclass(frozen=True)
+class DecoderLayer:
+    """h += attention(norm(h)); h += ffn(norm(h))."""
+
+    input_norm: RmsNorm
+    attention: Attention
+    ffn_norm: RmsNorm
+    ffn: FeedForward
+
+
+@dataclass(eq=False)
+class Decoder:
+    """`embedding` [V, H] in any float type; `head` projects to V."""
+
+    geometry: KvGeometry
+    context_tokens: int
+    experts: ExpertLayout
+    embedding: Tensor
+    layers: Sequence[DecoderLayer]
+    norm: RmsNorm
+    head: Linear
+
+    def __post_init__(self) -> None:
+        self.vocab_size, self.hidden_size = self.embedding.shape
+
+    def forward(self, batch: ForwardBatch, kv: KvView, experts: ExpertBackend) -> Tensor:
+        """Run all layers, write this step's KV, return hidden states after the final norm: [T, H] float32.
+
+        Raises InvalidPrompt for ids outside the vocabulary, and whatever the expert backend raises.
+        """
+        self._check(batch.token_ids)
+        hidden = self.embedding[batch.token_ids].to(torch.float32)
+        for index, layer in enumerate(self.layers):
+            hidden = hidden + layer.attention(index, layer.input_norm(hidden), batch, kv)
+            hidden = hidden + layer.ffn(index, layer.ffn_norm(hidden), experts)
+        return self.norm(hidden)
+
+    def logits(self, hidden: Tensor) -> Tensor:
+        """[N, H] → [N, V] float32."""
+        return self.head(hidden)
+
+    def _check(self, token_ids: Tensor) -> None:
+        if token_ids.numel() and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self.vocab_size:
+            raise InvalidPrompt(f"token ids must be below {self.vocab_size}", field="token_ids")

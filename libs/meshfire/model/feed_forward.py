@@ -1,0 +1,63 @@
+"""The FFN of a decoder layer as its worker sees it: here, in slices elsewhere, or routed to experts.
+
+Owns when experts are dispatched and what is computed while they are pending. Knows nothing of where they are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from meshfire.model.experts import swiglu
+from meshfire.model.gate import Gate
+from meshfire.model.interface import ExpertBackend, SwiGLU
+
+
+class FeedForward(Protocol):
+    """Second half of a layer."""
+
+    def __call__(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Tensor:
+        """[T, H] → [T, H] float32."""
+
+
+@dataclass(frozen=True)
+class WholeFfn:
+    """A dense FFN computed in this process."""
+
+    weights: SwiGLU
+
+    def __call__(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Tensor:
+        """As FeedForward; `experts` is not asked."""
+        return swiglu(hidden, self.weights)
+
+
+@dataclass(frozen=True)
+class SlicedFfn:
+    """A dense FFN whose slices are experts that every token chooses with weight 1."""
+
+    num_slices: int
+
+    def __call__(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Tensor:
+        """As FeedForward."""
+        num_tokens = hidden.shape[0]
+        ids = torch.arange(self.num_slices, dtype=torch.int32).repeat(num_tokens, 1)
+        return experts.dispatch(layer, hidden, ids, torch.ones(num_tokens, self.num_slices)).result()
+
+
+@dataclass(frozen=True)
+class RoutedFfn:
+    """Routed experts plus the shared expert, which is computed while the routed ones are under way."""
+
+    gate: Gate
+    shared: SwiGLU | None
+
+    def __call__(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Tensor:
+        """As FeedForward."""
+        pending = experts.dispatch(layer, hidden, *self.gate.choose(hidden))
+        if self.shared is None:
+            return pending.result()
+        shared = swiglu(hidden, self.shared)
+        return pending.result() + shared

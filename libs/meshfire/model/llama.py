@@ -1,0 +1,99 @@
+"""Llama architecture (Llama 2 and 3, SmolLM2): grouped-query attention, dense SwiGLU FFNs.
+
+Owns the reading of its configuration and the names of its tensors. Oracle: transformers `LlamaForCausalLM`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshfire.errors import CheckpointError
+from meshfire.model.config import Fields
+from meshfire.model.decoder import Decoder, DecoderLayer
+from meshfire.model.feed_forward import FeedForward, SlicedFfn, WholeFfn
+from meshfire.model.ffn_weights import FfnShape, load_ffn
+from meshfire.model.gqa import GqaShape, GroupedQueryAttention
+from meshfire.model.interface import CausalLM, KvGeometry
+from meshfire.model.norm import RmsNorm
+from meshfire.model.rope import RopeConfig, rope_config
+from meshfire.model.spec import refuse_quantized
+from meshfire.model.tensors import DecoderTensors, LayerTensors
+
+
+@dataclass(frozen=True)
+class LlamaSpec:
+    """A Llama configuration; names as in config.json, shortened."""
+
+    vocab_size: int
+    ffn: FfnShape
+    attention: GqaShape
+    attention_bias: bool
+    norm_eps: float
+    rope: RopeConfig
+    tied: bool
+
+    @property
+    def context_tokens(self) -> int:
+        """Positions the model was made for."""
+        return self.rope.context_tokens
+
+    def build(self, tensors: DecoderTensors, *, dense_slices: int, block_tokens: int) -> CausalLM:
+        """Load attention, norms, embedding, head, and FFNs unless they are sliced."""
+        hidden_size = self.ffn.hidden_size
+        num_layers = len(self.ffn.num_experts)
+        return Decoder(
+            geometry=KvGeometry(num_layers, block_tokens, self.attention.row_width),
+            context_tokens=self.context_tokens,
+            experts=self.ffn.layout(dense_slices),
+            embedding=tensors.embedding(self.vocab_size, hidden_size),
+            layers=[self._layer(tensors.layer(index), dense_slices) for index in range(num_layers)],
+            norm=RmsNorm(tensors.norm(hidden_size), self.norm_eps),
+            head=tensors.head(self.vocab_size, hidden_size, tied=self.tied),
+        )
+
+    def _layer(self, weights: LayerTensors, dense_slices: int) -> DecoderLayer:
+        hidden_size = self.ffn.hidden_size
+        return DecoderLayer(
+            input_norm=RmsNorm(weights.vector("input_layernorm.weight", hidden_size), self.norm_eps),
+            attention=self._attention(weights),
+            ffn_norm=RmsNorm(weights.vector("post_attention_layernorm.weight", hidden_size), self.norm_eps),
+            ffn=self._ffn(weights, dense_slices),
+        )
+
+    def _attention(self, weights: LayerTensors) -> GroupedQueryAttention:
+        shape, hidden_size = self.attention, self.ffn.hidden_size
+        query_size, key_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
+        sizes = {"self_attn.q_proj": query_size, "self_attn.k_proj": key_size, "self_attn.v_proj": key_size}
+        return GroupedQueryAttention(
+            shape=shape,
+            qkv=weights.linear(hidden_size, sizes, bias=self.attention_bias),
+            out=weights.linear(query_size, {"self_attn.o_proj": hidden_size}, bias=self.attention_bias),
+            rope=self.rope.build(shape.head_dim),
+        )
+
+    def _ffn(self, weights: LayerTensors, dense_slices: int) -> FeedForward:
+        if dense_slices:
+            return SlicedFfn(dense_slices)
+        return WholeFfn(load_ffn(weights, "mlp", self.ffn.hidden_size, self.ffn.dense_size))
+
+
+def parse(config: Fields) -> LlamaSpec:
+    """Read a Llama config.json. Raises CheckpointError naming the field."""
+    refuse_quantized(config)
+    config.expect("hidden_act", "silu")
+    config.expect("mlp_bias", False)
+    hidden_size, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")
+    num_kv_heads = config.positive("num_key_value_heads", num_heads)
+    if num_heads % num_kv_heads:
+        raise CheckpointError(
+            f"num_key_value_heads is {num_kv_heads}, expected a divisor of {num_heads}", field="num_key_value_heads"
+        )
+    return LlamaSpec(
+        vocab_size=config.positive("vocab_size"),
+        ffn=FfnShape(hidden_size, config.positive("intermediate_size"), 0, (0,) * config.positive("num_hidden_layers")),
+        attention=GqaShape(num_heads, num_kv_heads, config.positive("head_dim", hidden_size // num_heads)),
+        attention_bias=config.flag("attention_bias", False),
+        norm_eps=config.number("rms_norm_eps", 1e-6),
+        rope=rope_config(config),
+        tied=config.flag("tie_word_embeddings", False),
+    )

@@ -1,0 +1,45 @@
+"""What an architecture's file gives to the registry: facts of a configuration, and a way to build it.
+
+Owns no architecture. Adding one = one file with a `parse` function and one registry line.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from meshfire.errors import CheckpointError
+from meshfire.model.config import Fields
+from meshfire.model.ffn_weights import FfnShape
+from meshfire.model.interface import CausalLM
+from meshfire.model.tensors import DecoderTensors
+
+
+class ModelSpec(Protocol):
+    """A parsed configuration."""
+
+    @property
+    def vocab_size(self) -> int:
+        """V."""
+
+    @property
+    def context_tokens(self) -> int:
+        """Positions the model was made for."""
+
+    @property
+    def ffn(self) -> FfnShape:
+        """The FFN of every layer."""
+
+    def build(self, tensors: DecoderTensors, *, dense_slices: int, block_tokens: int) -> CausalLM:
+        """Load everything but routed experts and FFN slices. Raises CheckpointError."""
+
+
+def refuse_quantized(*sections: Fields | None) -> None:
+    """Raise CheckpointError if a configuration announces quantized weights."""
+    for section in sections:
+        quantization = section.section("quantization_config") if section else None
+        if quantization:
+            method = quantization.text("quant_method", "unknown")
+            raise CheckpointError(
+                f"quantization_config says {method}, expected plain bf16, fp16 or fp32 weights",
+                field="quantization_config",
+            )

@@ -1,0 +1,88 @@
+"""A decoder's tensors by the name they have inside the decoder, whatever the checkpoint puts in front.
+
+Owns the spellings in use: `model.` (plain and Hugging Face), `language_model.model.` (Kimi K2.5's release),
+`model.language_model.` (Hugging Face's Kimi class), `language_model.` (some re-quantizations), and `blocks` for
+`layers` (Hugging Face's Kimi class on saving). Knows nothing of what the tensors are for.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from meshfire.errors import CheckpointError
+from meshfire.model.checkpoint import Checkpoint, as_float32
+from meshfire.model.linear import Linear, pack
+
+_PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.", "")
+_HEADS = ("language_model.lm_head.weight", "lm_head.weight", "model.lm_head.weight")
+
+
+@dataclass(frozen=True)
+class DecoderTensors:
+    """Tensors of one decoder. `prefix` stands before `embed_tokens`, `layers` names the list of layers."""
+
+    checkpoint: Checkpoint
+    prefix: str
+    layers: str
+
+    @classmethod
+    def find(cls, checkpoint: Checkpoint) -> DecoderTensors:
+        """Recognise the checkpoint's spelling. Raises CheckpointError if it has no embedding under any."""
+        for prefix in _PREFIXES:
+            if f"{prefix}embed_tokens.weight" in checkpoint:
+                old = any(name.startswith(f"{prefix}blocks.0.") for name in checkpoint)
+                return cls(checkpoint, prefix, "blocks" if old else "layers")
+        raise CheckpointError(
+            f"tensor embed_tokens.weight is missing from {checkpoint.directory}", field="embed_tokens.weight"
+        )
+
+    def layer(self, index: int) -> LayerTensors:
+        """The tensors of one layer."""
+        return LayerTensors(self.checkpoint, f"{self.prefix}{self.layers}.{index}.")
+
+    def embedding(self, vocab_size: int, hidden_size: int) -> Tensor:
+        """[V, H] in its stored type, mapped: rows are read when a token needs them."""
+        return self.checkpoint.read(f"{self.prefix}embed_tokens.weight", (vocab_size, hidden_size))
+
+    def norm(self, hidden_size: int) -> Tensor:
+        """Weight of the final norm: [H] float32."""
+        return as_float32(self.checkpoint.read(f"{self.prefix}norm.weight", (hidden_size,)))
+
+    def head(self, vocab_size: int, hidden_size: int, *, tied: bool) -> Linear:
+        """The output projection; the embedding itself if `tied`."""
+        if tied:
+            return Linear(pack(self.embedding(vocab_size, hidden_size)))
+        name = next((name for name in _HEADS if name in self.checkpoint), "lm_head.weight")
+        return Linear(pack(self.checkpoint.read(name, (vocab_size, hidden_size))))
+
+
+@dataclass(frozen=True)
+class LayerTensors:
+    """Tensors under one prefix."""
+
+    checkpoint: Checkpoint
+    prefix: str
+
+    def __contains__(self, name: str) -> bool:
+        return self.prefix + name in self.checkpoint
+
+    def stored(self, name: str, shape: tuple[int, ...], part: tuple[slice, ...] = ()) -> Tensor:
+        """A tensor, or a part of it, in its stored type. Errors as `Checkpoint.read`."""
+        return self.checkpoint.read(self.prefix + name, shape, part)
+
+    def vector(self, name: str, size: int) -> Tensor:
+        """[size] float32."""
+        return as_float32(self.stored(name, (size,)))
+
+    def matrix(self, name: str, rows: int, columns: int) -> Tensor:
+        """[rows, columns] float32."""
+        return as_float32(self.stored(f"{name}.weight", (rows, columns)))
+
+    def linear(self, columns: int, rows: dict[str, int], *, bias: bool = False) -> Linear:
+        """The named projections of one input, stacked into a single product in the given order."""
+        weights = [self.matrix(name, size, columns) for name, size in rows.items()]
+        biases = [self.vector(f"{name}.bias", size) for name, size in rows.items() if bias]
+        return Linear(pack(torch.cat(weights)), torch.cat(biases) if bias else None)
