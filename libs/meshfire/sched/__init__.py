@@ -1,0 +1,1 @@
+"""Continuous batching as pure decisions: which sequences run, with which KV blocks, in which batch. Knows no wire."""

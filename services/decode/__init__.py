@@ -1,0 +1,1 @@
+"""KV to tokens: continuous batching, paged KV, sampling. Pulls leases from the routers."""

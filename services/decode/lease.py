@@ -1,0 +1,113 @@
+"""One lease under way: its order, its sequence, and what is counted for its span.
+
+Owns the record and the plan of its next token; the engine decides when it moves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+from opentelemetry.trace import Span
+from torch import Tensor
+
+from meshfire.kv.hashing import chain_hashes
+from meshfire.kv.transfer import KvManifest
+from meshfire.model.interface import KvGeometry
+from meshfire.model.sampling import SamplingRow
+from meshfire.sched.batch import forward_batch
+from meshfire.sched.sequence import Sequence as TokenSequence
+from meshfire.telemetry.spans import traceparent_of
+from meshfire.worker.hop import HopStats
+from services.decode.order import Order
+from services.decode.step import StepPlan, TokenChoice
+
+
+@dataclass(eq=False)
+class DecodeLease:
+    """Compared by identity: a newer epoch of the same request is another lease."""
+
+    order: Order
+    manifest: KvManifest
+    sequence: TokenSequence
+    span: Span
+    #: while the KV is read
+    read_task: asyncio.Task[None] | None = None
+    #: [H] of the last token, until the first step has used it
+    last_hidden: Tensor | None = None
+    #: the KV's owner was told how the read ended
+    kv_released: bool = False
+    kv_bytes: int = 0
+    #: the fault has acted
+    struck: bool = False
+    ended: bool = False
+    num_steps: int = 0
+    #: sum over its steps of the sequences in them
+    batch_total: int = 0
+    first_step_ns: int = 0
+    shards: dict[str, HopStats] = field(default_factory=dict)
+
+    @cached_property
+    def traceparent(self) -> str:
+        """Of its own span; every step sends it."""
+        return traceparent_of(self.span)
+
+    def arrived(self, last_hidden: Tensor, num_bytes: int) -> None:
+        """Its KV is complete."""
+        self.last_hidden, self.kv_bytes = last_hidden, num_bytes
+
+    def stepped(self, batch_size: int, stats: Mapping[str, HopStats], started_ns: int) -> None:
+        """One of its tokens was chosen. Shards' costs are those of the whole step, which its sequences share."""
+        self.last_hidden = None
+        self.sequence.num_computed_tokens = self.sequence.num_tokens
+        self.num_steps += 1
+        self.batch_total += batch_size
+        self.first_step_ns = self.first_step_ns or started_ns
+        for shard_id, cost in stats.items():
+            add_cost(self.shards.setdefault(shard_id, HopStats()), cost)
+
+    def next_choice(self) -> TokenChoice:
+        """How its next token is chosen."""
+        sequence, limits = self.sequence, self.order.limits
+        index = sequence.num_output_tokens
+        row = SamplingRow(self.order.params, sequence.num_tokens, self.order.prompt_ids, sequence.output_ids)
+        return TokenChoice(row, limits.script.choice(index) if limits.script else None)
+
+
+def new_lease(order: Order, geometry: KvGeometry, model_revision: str, span: Span) -> DecodeLease:
+    """A lease that waits."""
+    hashes = tuple(
+        chain_hashes(order.token_ids, geometry.block_tokens, model_revision=model_revision, cache_salt=order.cache_salt)
+    )
+    manifest = KvManifest(model_revision, geometry, len(order.token_ids), hashes)
+    sequence = TokenSequence(list(order.token_ids), order.num_prompt_tokens, hashes)
+    return DecodeLease(order, manifest, sequence, span)
+
+
+def plan_step(leases: Sequence[DecodeLease], block_tokens: int) -> tuple[list[DecodeLease], StepPlan]:
+    """The leases in the order of the plan's rows, and the plan."""
+    computing = [lease for lease in leases if lease.last_hidden is None]
+    ready = [lease for lease in leases if lease.last_hidden is not None]
+    ordered = computing + ready
+    batch = forward_batch([lease.sequence for lease in computing], block_tokens) if computing else None
+    hidden = tuple(lease.last_hidden for lease in ready if lease.last_hidden is not None)
+    return ordered, StepPlan(batch, hidden, tuple(lease.next_choice() for lease in ordered))
+
+
+def remaining_s(lease: DecodeLease) -> float:
+    """Seconds until its deadline; negative if it passed."""
+    return lease.order.deadline - time.monotonic()
+
+
+def add_cost(total: HopStats, more: HopStats) -> None:
+    """Add up what a shard cost."""
+    total.hops += more.hops
+    total.tokens += more.tokens
+    total.bytes_out += more.bytes_out
+    total.bytes_in += more.bytes_in
+    total.wait_ns += more.wait_ns
+    total.queue_ns += more.queue_ns
+    total.compute_ns += more.compute_ns

@@ -1,0 +1,48 @@
+"""What a lease asks for, as a value of this service: no message type goes deeper than `wire`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+from meshfire.model.sampling import SamplingParams
+from meshfire.worker.faults import Fault
+from services.decode.ending import OutputLimits
+from services.decode.kv_reader import KvSource
+
+
+@dataclass(frozen=True)
+class OrderKey:
+    """Names one lease. A later epoch of the same request is another one."""
+
+    router_id: str
+    request_id: str
+    epoch: int
+
+    def cancelled_by(self, router_id: str, request_id: str, epoch: int) -> bool:
+        """Whether a cancel of `epoch` ends this one: it ends older ones as well."""
+        return (self.router_id, self.request_id) == (router_id, request_id) and self.epoch <= epoch
+
+
+@dataclass(frozen=True)
+class Order:
+    """Continue these tokens."""
+
+    key: OrderKey
+    #: prompt and the output so far; their KV is at `source`
+    token_ids: tuple[int, ...]
+    num_prompt_tokens: int
+    cache_salt: str
+    source: KvSource
+    #: of the request, time.monotonic()
+    deadline: float
+    #: the router's span
+    traceparent: str
+    params: SamplingParams
+    limits: OutputLimits
+    fault: Fault | None = None
+
+    @cached_property
+    def prompt_ids(self) -> tuple[int, ...]:
+        """Without the output so far. Cached: every step asks for it."""
+        return self.token_ids[: self.num_prompt_tokens]

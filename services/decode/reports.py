@@ -1,0 +1,75 @@
+"""What the routers are told, as messages: one StepProgress per router and step, and how leases ended.
+
+Owns the mapping from values to messages; sends nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from meshfire.api.common.v1 import sampling_pb2
+from meshfire.api.router.v1 import work_service_pb2 as pb
+from meshfire.errors import MeshfireError
+from meshfire.model.sampling import Sampled
+from meshfire.worker.link import failure_of
+from services.decode.ending import Ending, FinishReason
+from services.decode.order import Order, OrderKey
+
+_REASONS = {
+    FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
+    FinishReason.LENGTH: sampling_pb2.FINISH_REASON_LENGTH,
+}
+
+
+@dataclass(frozen=True)
+class NewToken:
+    """One token of one output; `index` counts from the output's start."""
+
+    order: Order
+    index: int
+    sampled: Sampled
+
+
+def progress_by_router(tokens: Iterable[NewToken]) -> dict[str, pb.WorkRequest]:
+    """One message per router with everything that its requests got in this step."""
+    messages: dict[str, pb.WorkRequest] = {}
+    for token in tokens:
+        message = messages.setdefault(token.order.key.router_id, pb.WorkRequest())
+        message.progress.tokens.append(_progress(token))
+    return messages
+
+
+def finished(key: OrderKey, ending: Ending, kv_bytes: int) -> pb.WorkRequest:
+    """The output ended by itself."""
+    message = pb.LeaseFinished(
+        request_id=key.request_id,
+        epoch=key.epoch,
+        finish_reason=_REASONS[ending.reason],
+        stop_token_id=ending.stop_token_id,
+        kv_bytes=kv_bytes,
+    )
+    return pb.WorkRequest(finished=message)
+
+
+def failed(key: OrderKey, error: MeshfireError, *, retryable: bool) -> pb.WorkRequest:
+    """The lease was given up; `retryable` as this worker sees it, whatever the error says of itself."""
+    message = failure_of(key.request_id, key.epoch, error)
+    message.retryable = retryable
+    return pb.WorkRequest(failed=message)
+
+
+def _progress(token: NewToken) -> pb.TokenProgress:
+    key = token.order.key
+    message = pb.TokenProgress(
+        request_id=key.request_id, epoch=key.epoch, first_index=token.index, token_ids=[token.sampled.token_id]
+    )
+    if token.order.params.num_logprobs is not None:
+        message.logprobs.append(_logprobs(token.sampled))
+    return message
+
+
+def _logprobs(sampled: Sampled) -> sampling_pb2.TokenLogprobs:
+    return sampling_pb2.TokenLogprobs(
+        logprob=sampled.logprob, top_ids=sampled.top_ids, top_logprobs=sampled.top_logprobs
+    )
