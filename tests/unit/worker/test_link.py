@@ -35,8 +35,8 @@ class Stream:
         return [one.WhichOneof("message") for one in self.said]
 
     def credits(self) -> list[tuple[int, int, int]]:
-        credits = [one.credit for one in self.said if one.HasField("credit")]
-        return [(one.num_slots, one.num_free_blocks, one.num_leases_seen) for one in credits]
+        found = [one.credit for one in self.said if one.HasField("credit")]
+        return [(one.num_slots, one.num_free_blocks, one.num_leases_seen) for one in found]
 
     def lease(self, request_id: str) -> None:
         self.answers.put_nowait(pb.WorkResponse(lease=pb.Lease(request_id=request_id, epoch=1)))
