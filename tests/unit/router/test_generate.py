@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
+from opentelemetry.sdk.trace.export import SpanExporter
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from meshfire import errors
 from meshfire.api.router.v1 import work_service_pb2 as pb
@@ -32,9 +34,11 @@ class Rig:
 
 
 @asynccontextmanager
-async def rig(router: dict[str, Any] | None = None, **decode: Any) -> AsyncIterator[Rig]:
+async def rig(
+    router: dict[str, Any] | None = None, *, exporter: SpanExporter | None = None, **decode: Any
+) -> AsyncIterator[Rig]:
     async with AsyncExitStack() as stack:
-        mesh = TestMesh(MemorySpace())
+        mesh = TestMesh(MemorySpace(), exporter)
         tokenizer = await stack.enter_async_context(mesh.tokenizer())
         served = await stack.enter_async_context(mesh.router(**(router or {})))
         prefill = await stack.enter_async_context(mesh.prefill().up())
@@ -449,6 +453,57 @@ class TestEndings:
             go.set()
             assert text_of(await running) == story(6)
             await serving
+
+
+class TestRecords:
+    async def test_one_trace_covers_the_request_and_hangs_below_the_callers(self) -> None:
+        exporter = InMemorySpanExporter()
+        trace_id, caller = "4bf92f3577b34da6a3ce929d0e0e4736", "00f067aa0ba902b7"
+        async with rig(exporter=exporter, num_output=5) as one:
+            metadata = {"traceparent": f"00-{trace_id}-{caller}-01"}
+            events = await collect(one.client.generate("tiny", "prompt", metadata=metadata))
+            started = events[0]
+            assert isinstance(started, Started)
+            assert started.trace_id == trace_id
+            lease, parents = one.decode.leases[0], one.tokenizer.servicer.parents
+            await until(lambda: one.mesh.telemetry.flush() or len(exporter.get_finished_spans()) == 4)
+        spans = {span.name: span for span in exporter.get_finished_spans()}
+        assert spans.keys() == {"router.generate", "router.tokenize", "router.queue.prefill", "router.queue.decode"}
+        root = spans.pop("router.generate")
+        assert root.parent is not None
+        assert f"{root.parent.span_id:016x}" == caller
+        assert all(span.parent and span.parent.span_id == root.context.span_id for span in spans.values())
+        assert all(f"{span.context.trace_id:032x}" == trace_id for span in (root, *spans.values()))
+        assert lease.traceparent == f"00-{trace_id}-{root.context.span_id:016x}-01"
+        assert parents == [f"00-{trace_id}-{spans['router.tokenize'].context.span_id:016x}-01"]
+        assert root.attributes is not None
+        assert root.attributes["meshfire.tokens.prompt"] == len("prompt")
+        assert root.attributes["meshfire.tokens.output"] == 5
+        assert root.attributes["meshfire.kv.bytes"] == 777
+        assert root.attributes["meshfire.worker.id"] == ("prefill-0", "decode-0")
+        queue = spans["router.queue.decode"].attributes
+        assert queue is not None
+        assert (queue["meshfire.worker.id"], queue["meshfire.epoch"]) == ("decode-0", 1)
+
+    async def test_metrics_tell_times_tokens_and_outcomes(self) -> None:
+        async with rig(num_output=5) as one:
+            await collect(one.client.generate("tiny", "prompt"))
+            with pytest.raises(errors.BadInput):
+                await collect(one.client.generate("tiny", "x", Sampling(top_p=7.0)))
+            text = one.mesh.telemetry.prometheus_text().decode()
+        lines = [line for line in text.splitlines() if not line.startswith("#")]
+
+        def value(name: str, label: str) -> float:
+            (line,) = [line for line in lines if line.startswith(name + "{") and label in line]
+            return float(line.rsplit(" ", 1)[1])
+
+        assert value("gen_ai_server_time_to_first_token_seconds_count", "tiny") == 1
+        assert value("gen_ai_server_time_per_output_token_seconds_count", "tiny") == 1
+        assert value("gen_ai_server_request_duration_seconds_count", '"stop"') == 1
+        assert value("gen_ai_server_request_duration_seconds_count", '"BAD_INPUT"') == 1
+        assert value("meshfire_router_requests_queued", '"prefill"') == 0
+        assert sum(float(line.rsplit(" ", 1)[1]) for line in lines if "requests_active" in line) == 0
+        assert any("refused" in line and "BAD_INPUT" in line for line in lines)
 
 
 class TestHooks:

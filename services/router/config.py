@@ -1,0 +1,32 @@
+"""Settings of the router (environment prefix MESHFIRE_ROUTER_)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from meshfire.runtime.settings import ServiceSettings, settings_config
+
+
+class RouterSettings(ServiceSettings):
+    """How long requests may take and wait, and how many may wait."""
+
+    model_config = settings_config("MESHFIRE_ROUTER_")
+
+    #: Time a request has when its caller sets no deadline, and at most.
+    default_deadline_s: float = Field(default=120.0, gt=0)
+    #: Kept of a caller's deadline to still tell it why the request failed; at most a tenth of the deadline.
+    deadline_margin_s: float = Field(default=0.25, ge=0)
+    #: Requests of one model that wait for a prefill worker; the next one is refused.
+    max_queued_requests: int = Field(default=256, ge=0)
+    #: Prompt tokens of those requests together.
+    max_queued_prompt_tokens: int = Field(default=2_000_000, ge=1)
+    #: Wait for workers of a model that was served before and has none now.
+    worker_wait_s: float = Field(default=10.0, ge=0)
+    #: An offered KV is granted until this long before its owner would free it.
+    offer_margin_s: float = Field(default=1.0, ge=0)
+    #: Life of an offered KV whose owner names none.
+    offer_timeout_s: float = Field(default=30.0, gt=0)
+    #: Longest pause before the work of a failed lease is leased anew.
+    retry_pause_max_s: float = Field(default=2.0, gt=0)
+    #: Answer of a tokenizer that is awaited before another one is asked.
+    tokenizer_timeout_s: float = Field(default=10.0, gt=0)

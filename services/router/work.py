@@ -1,0 +1,39 @@
+"""What a request wants from workers, as a value."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from meshfire.api.common.v1 import sampling_pb2
+from services.router.lease_queue import Priority
+
+
+@dataclass(frozen=True)
+class Script:
+    """Test hook: the tokens to choose instead of the likely ones, and how it ends."""
+
+    token_ids: tuple[int, ...]
+    ends_with_eos: bool
+
+
+@dataclass(frozen=True)
+class Work:
+    """A request that is valid, encoded and ready to be leased. `sampling` has max_tokens and seed set."""
+
+    request_id: str
+    model: str
+    prompt: tuple[int, ...]
+    sampling: sampling_pb2.SamplingParams
+    end_ids: frozenset[int]
+    #: of the event loop's clock, seconds
+    deadline_s: float
+    priority: Priority = Priority.ONLINE
+    #: place in the queue among requests of the same priority
+    arrival: int = 0
+    session_key: str = ""
+    cache_salt: str = ""
+    #: W3C traceparent of the span that the workers' spans hang below
+    traceparent: str = ""
+    #: test hook, for the first epoch only
+    fault: str = ""
+    script: Script | None = None
