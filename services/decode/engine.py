@@ -24,12 +24,13 @@ from meshfire.model.sampling import Sampled
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import span
 from meshfire.worker.faults import strike
+from meshfire.worker.ports import Experts, Link
 from services.decode import reports, wire
 from services.decode.ending import Ending
 from services.decode.instruments import DecodeInstruments
 from services.decode.lease import DecodeLease, new_lease, remaining_s
 from services.decode.order import Order
-from services.decode.ports import Experts, Link, Reader
+from services.decode.ports import Reader
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.trace import end_lease_span, start_lease_span

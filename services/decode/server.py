@@ -21,11 +21,11 @@ from meshfire.runtime.serve import Mesh, Service
 from meshfire.sched.policy import Scheduler
 from meshfire.worker.experts import ExpertMesh
 from meshfire.worker.link import WorkerLink
+from meshfire.worker.ports import Experts, LocalExperts
 from services.decode.config import DecodeSettings
 from services.decode.engine import DecodeEngine, Identity
 from services.decode.instruments import DecodeInstruments
 from services.decode.kv_reader import KvReader
-from services.decode.ports import Experts, LocalExperts
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.wire import WorkerFacts

@@ -11,7 +11,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from meshfire.errors import DeadlineExceeded, InternalError, MeshfireError
@@ -19,10 +19,11 @@ from meshfire.kv.store import KvStore
 from meshfire.model.interface import CausalLM
 from meshfire.model.sampling import Sampled
 from meshfire.runtime.model_thread import ModelThread
+from meshfire.worker.faults import HopFault
 from meshfire.worker.hop import HopStats
+from meshfire.worker.ports import Experts
 from services.decode.instruments import DecodeInstruments
 from services.decode.lease import DecodeLease, plan_step, remaining_s
-from services.decode.ports import Experts
 from services.decode.step import run_step
 from services.decode.table import LeaseTable
 
@@ -74,6 +75,7 @@ class Stepper:
         session = self.experts.session(
             deadline=min(deadline, time.monotonic() + self.step_timeout_s),
             traceparents=[lease.traceparent for lease in leases],
+            fault=_hop_fault(leases),
         )
         started, started_ns = time.perf_counter(), time.time_ns()
         with self.table.stepping(leases):
@@ -113,3 +115,15 @@ class Stepper:
 def _count(leases: Sequence[DecodeLease], batch_size: int, stats: Mapping[str, HopStats], started_ns: int) -> None:
     for lease in leases:
         lease.stepped(batch_size, stats, started_ns)
+
+
+def _hop_fault(leases: Sequence[DecodeLease]) -> HopFault | None:
+    """Test hook: what an expert shard shall rehearse at the token that this step computes; one lease's at a time."""
+    for lease in leases:
+        fault = lease.order.fault
+        if fault is None or fault.role != "expert" or lease.struck or fault.trigger is None:
+            continue
+        if fault.strikes(token=lease.sequence.num_output_tokens):
+            lease.struck = True
+            return HopFault(replace(fault, trigger=None))
+    return None

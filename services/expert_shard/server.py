@@ -17,6 +17,7 @@ from meshfire.model.registry import describe, open_experts
 from meshfire.placement.shard_map import Expert, ExpertSpan, spans_of
 from meshfire.runtime.model_thread import ModelThread
 from meshfire.runtime.serve import Mesh, Service
+from meshfire.worker.faults import FIRST_EPOCH, rehearsed, strike
 from services.expert_shard.config import ExpertShardSettings
 from services.expert_shard.core import ExpertStore
 from services.expert_shard.epochs import EpochBook
@@ -52,6 +53,7 @@ class ExpertShardServicer(rpc.ExpertShardServiceServicer):
         self._forwarder = Forwarder(store)
         self._tracer = mesh.telemetry.tracer
         self._instruments = ShardInstruments(mesh.telemetry.meter, settings.shard_id)
+        self._hooks_on = mesh.test_hooks
         self._tasks = mesh.tasks
         self._streams: dict[ReadAhead, SpanBook] = {}
         self._draining = False
@@ -126,10 +128,17 @@ class ExpertShardServicer(rpc.ExpertShardServiceServicer):
 
     async def _answer(self, request: pb.ForwardRequest, arrived_ns: int) -> pb.ForwardResponse:
         try:
+            await self._rehearse(request.fault)
             await self._epochs.admit(request.placement_epoch, self._settings.epoch_wait_s)
         except MeshfireError as error:
             return refusal(request, error)
         return await self._thread.run(self._forwarder.answer, request, arrived_ns)
+
+    async def _rehearse(self, text: str) -> None:
+        """Test hook: strike this process if the fault names it. Raises TestHooksOff, BadInput."""
+        fault = rehearsed(text, epoch=FIRST_EPOCH, hooks_on=self._hooks_on)
+        if fault is not None and fault.aims_at("expert", self._settings.shard_id):
+            await strike(fault)
 
     def _begin(self, stream: ReadAhead, spans: SpanBook) -> None:
         self._streams[stream] = spans

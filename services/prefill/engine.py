@@ -18,8 +18,8 @@ from meshfire.errors import Cancelled, Draining, InternalError, MeshfireError, Q
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import span
 from meshfire.worker.link import failure_of
+from meshfire.worker.ports import Link
 from services.prefill import wire
-from services.prefill.ports import Link
 from services.prefill.prompt import Prefilled, Prompt, PromptKey, PromptLimits, Stop
 from services.prefill.prompt_pass import PromptPass
 from services.prefill.shelf import KvShelf

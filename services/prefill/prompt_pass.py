@@ -22,11 +22,11 @@ from meshfire.model.interface import CausalLM
 from meshfire.runtime.model_thread import ModelThread
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import span, traceparent_of
-from meshfire.worker.faults import Fault, strike
+from meshfire.worker.faults import Fault, HopFault, strike
+from meshfire.worker.ports import Experts, ExpertSession
 from services.prefill.blocks import SequenceBlocks
 from services.prefill.chunks import Chunk, batch_of, chunks_of
 from services.prefill.instruments import PrefillInstruments
-from services.prefill.ports import Experts, ExpertSession
 from services.prefill.prompt import Prefilled, Prompt, Stop
 
 
@@ -66,7 +66,9 @@ class PromptPass:
 
     async def _compute(self, prompt: Prompt, stop: Stop, blocks: SequenceBlocks, lease_span: Span) -> Tensor:
         traceparents = [traceparent_of(lease_span)]
-        session = self.experts.session(deadline=prompt.deadline, traceparents=traceparents)
+        session = self.experts.session(
+            deadline=prompt.deadline, traceparents=traceparents, fault=_hop_fault(prompt.fault)
+        )
         last_hidden: Tensor | None = None
         try:
             for chunk in chunks_of(blocks.num_cached_tokens, len(prompt.token_ids), self.chunk_tokens):
@@ -132,3 +134,10 @@ def record_shards(lease_span: Span, session: ExpertSession) -> None:
                 names.ATTR_EXPERT_COMPUTE_MS: stats.compute_ns / 1e6,
             },
         )
+
+
+def _hop_fault(fault: Fault | None) -> HopFault | None:
+    """What an expert shard shall rehearse during this prompt; what comes at a token is the decode worker's to tell."""
+    if fault is None or fault.role != "expert" or (fault.trigger and fault.trigger.name == "token"):
+        return None
+    return HopFault(fault)

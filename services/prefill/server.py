@@ -22,10 +22,10 @@ from meshfire.runtime.model_thread import ModelThread
 from meshfire.runtime.serve import Mesh, Service
 from meshfire.worker.experts import ExpertMesh
 from meshfire.worker.link import WorkerLink
+from meshfire.worker.ports import Experts, LocalExperts
 from services.prefill.config import PrefillSettings
 from services.prefill.engine import Admission, PrefillEngine
 from services.prefill.instruments import PrefillInstruments
-from services.prefill.ports import Experts, LocalExperts
 from services.prefill.prompt import PromptLimits
 from services.prefill.prompt_pass import PromptPass
 from services.prefill.servicer import PrefillServicer

@@ -1,7 +1,8 @@
 """Starts processes, keeps them running, tells their health, stops them in order.
 
-A process that ends is started again at once, then with growing pauses. One that ends again and again before it was ever
-healthy ends the mesh with the tail of its log: a wrong setting should be read, not retried for ever.
+A process that ends is started again at once, then with growing pauses; one that was healthy and does not answer any
+more (frozen, deadlocked) is killed, and so started again. One that ends again and again before it was ever healthy ends
+the mesh with the tail of its log: a wrong setting should be read, not retried for ever.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ import asyncio
 import logging
 import os
 import signal
+import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import IO
@@ -25,6 +27,8 @@ log = logging.getLogger(__name__)
 MAX_FAILED_STARTS = 4
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.2, 5.0
 STOP_GRACE_S = 25.0
+#: a process that was healthy is killed after this time without a healthy answer
+FROZEN_S = 15.0
 
 
 class Supervisor:
@@ -117,14 +121,20 @@ class _Keeper:
         )
 
     async def watch_health(self, channels: ChannelPool) -> None:
+        last_healthy = time.monotonic()
         while True:
             await asyncio.sleep(0.25 if self.state.health != "serving" else 1.0)
-            if self._process is None:
+            process = self._process
+            healthy = process is not None and await is_serving(channels.get(self.spec.address))
+            if process is None or process is not self._process or self._stopping:
                 continue
-            healthy = await is_serving(channels.get(self.spec.address))
-            if self._process is not None and not self._stopping:
-                self._was_healthy |= healthy
-                self._change(health=_health(healthy, self._was_healthy))
+            if healthy or not self._was_healthy:
+                last_healthy = time.monotonic()
+            self._was_healthy |= healthy
+            self._change(health=_health(healthy, self._was_healthy))
+            if time.monotonic() - last_healthy > FROZEN_S:
+                log.warning("%s does not answer any more; killed", self.spec.name)
+                process.kill()
 
     async def stop(self) -> None:
         """SIGTERM, then SIGKILL after the grace. Idempotent."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from meshfire.api.expert_shard.v1 import expert_shard_service_pb2 as pb
 from meshfire.discovery.base import Registry
 from meshfire.model.interface import ExpertLayout
+from meshfire.worker.faults import HopFault
 from meshfire.worker.hop import Hop, HopStats, PendingHops, Step
 from meshfire.worker.hop_flow import HopFlow
 from meshfire.worker.hop_link import Channels, ShardIdentity
@@ -29,12 +30,13 @@ MISMATCH_PATIENCE_S = 5.0
 class ExpertSession:
     """The experts for steps of one deadline and one set of traces. Implements `ExpertBackend`; model thread only."""
 
-    def __init__(self, flow: HopFlow, deadline: float, traceparents: Sequence[str]) -> None:
+    def __init__(self, flow: HopFlow, deadline: float, traceparents: Sequence[str], fault: HopFault | None) -> None:
         #: what each shard cost so far; counts what was collected with `result()`
         self.stats: dict[str, HopStats] = {}
         self._flow = flow
         self._deadline = deadline
         self._traceparents = tuple(traceparents)
+        self._fault = fault
 
     def dispatch(self, layer: int, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> PendingHops:
         """Start the experts of one layer and return at once.
@@ -43,7 +45,13 @@ class ExpertSession:
         unchanged until `result()`. Raises ShardUnavailable, UnknownExpert.
         """
         step = Step(
-            layer, hidden, topk_ids.to(torch.int32), topk_weights.float(), self._traceparents, deadline=self._deadline
+            layer,
+            hidden,
+            topk_ids.to(torch.int32),
+            topk_weights.float(),
+            self._traceparents,
+            deadline=self._deadline,
+            fault=self._fault.due(layer) if self._fault else "",
         )
         return self._flow.dispatch(step, self.stats)
 
@@ -137,9 +145,14 @@ class ExpertMesh:
         if self._has_experts:
             await self._peers.ready(self._mismatch_patience_s)
 
-    def session(self, *, deadline: float, traceparents: Sequence[str] = ()) -> ExpertSession:
-        """A backend for steps that must be done by `deadline` (time.monotonic()), on the traces of its requests."""
-        return ExpertSession(self._flow, deadline, traceparents)
+    def session(
+        self, *, deadline: float, traceparents: Sequence[str] = (), fault: HopFault | None = None
+    ) -> ExpertSession:
+        """A backend for steps that must be done by `deadline` (time.monotonic()), on the traces of its requests.
+
+        `fault` is a test hook, told to the shards with the hop at which it is due.
+        """
+        return ExpertSession(self._flow, deadline, traceparents, fault)
 
     def finish(self, traceparents: Sequence[str]) -> None:
         """These requests make no more hops: shards end their spans. Any thread."""

@@ -4,7 +4,8 @@
     target   = "prefill" | "decode" | "expert" | "kv", each optionally with "-" number (one instance of several)
     action   = "kill" | "stop" | "delay" "=" duration | "corrupt"      corrupt belongs to kv and only to it
     duration = number ( "ms" | "s" )
-    trigger  = "token" | "layer" | "chunk" | "block"                   without one: at the first chance
+    trigger  = "token" | "layer" | "chunk" | "block"                   without one: at the first chance;
+               of an expert: "layer" while the prompt is computed, or "token"
 
 Examples: `decode:kill@token=17`, `expert-0:stop@layer=3`, `prefill:delay=2s`, `kv:corrupt`. Owns parsing, matching and
 the blow itself; whether hooks are allowed, and when a trigger's moment has come, is the caller's business.
@@ -57,9 +58,33 @@ class Fault:
         """Whether it is meant for this worker; `expert-0` is the instance whose id ends in `-0`."""
         return self.role == role and (self.index is None or instance_id.endswith(f"-{self.index}"))
 
+    @property
+    def blow(self) -> str:
+        """What is told to the process that shall do it: the text without its trigger."""
+        target = self.role if self.index is None else f"{self.role}-{self.index}"
+        return f"{target}:{self.action}" + (f"={self.delay_s}s" if self.action == "delay" else "")
+
     def strikes(self, **moment: int) -> bool:
         """Whether it acts now, e.g. `strikes(chunk=1)`. Without a trigger always: the caller asks until it acted."""
         return self.trigger is None or moment.get(self.trigger.name) == self.trigger.at
+
+
+@dataclass
+class HopFault:
+    """A fault for an expert shard on its way there: told once, with the first hop at which it strikes.
+
+    Told again when an unanswered hop is sent anew, it would kill the shard that has just come back."""
+
+    fault: Fault
+    told: bool = False
+
+    def due(self, layer: int) -> str:
+        """The blow, if it is to be told with a hop of `layer`; else an empty text."""
+        trigger = self.fault.trigger
+        if self.told or (trigger is not None and trigger.name == "layer" and trigger.at != layer):
+            return ""
+        self.told = True
+        return self.fault.blow
 
 
 def parse_fault(text: str) -> Fault | None:
@@ -73,6 +98,8 @@ def parse_fault(text: str) -> Fault | None:
     if (action == "corrupt") != (role == "kv"):
         raise _bad(text, "kv can only be corrupted, and nothing else can")
     trigger = Trigger(match["trigger"], int(match["at"])) if match["trigger"] else None
+    if role == "expert" and trigger and trigger.name not in ("layer", "token"):
+        raise _bad(text, "an expert shard strikes at a layer (of the prompt) or at a token (of the output)")
     index = int(match["index"]) if match["index"] else None
     return Fault(role, index, action, _delay_s(text, action, argument), trigger)
 

@@ -50,6 +50,8 @@ class Step:
     traceparents: Sequence[str]
     #: time.monotonic()
     deadline: float
+    #: test hook: told to every shard of this dispatch, once
+    fault: str = ""
 
 
 @dataclass(eq=False, slots=True)

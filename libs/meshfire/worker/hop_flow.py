@@ -57,7 +57,7 @@ class HopFlow:
         if planner is None or self._closed:
             raise ShardUnavailable("no placement is in force: wait for ready()")
         pending = PendingHops(step, stats, self._give_up)
-        hops = list(self._hops(pending, None, step.topk_ids, planner, self._peers.load()))
+        hops = list(self._hops(pending, None, step.topk_ids, planner, self._peers.load(), step.fault))
         if hops:
             pending.waiting.update(hops)
             self._loop.call_soon_threadsafe(self._submit_all, pending, hops)
@@ -66,7 +66,13 @@ class HopFlow:
         return pending
 
     def _hops(
-        self, pending: PendingHops, base: Tensor | None, topk_ids: Tensor, planner: ShardPlanner, load: dict[str, int]
+        self,
+        pending: PendingHops,
+        base: Tensor | None,
+        topk_ids: Tensor,
+        planner: ShardPlanner,
+        load: dict[str, int],
+        fault: str = "",
     ) -> Iterator[Hop]:
         """Hops for `topk_ids` [n, K], the rows `base` [n] of the step (None = all of it)."""
         encoder = _Encoder(pending.step)
@@ -81,6 +87,7 @@ class HopFlow:
                     topk_ids=tensors.encode(ids),
                     topk_weights=encoder.weights(rows),
                     traceparents=pending.step.traceparents,
+                    fault=fault,
                 )
                 yield Hop(pending, part.shard_id, rows, ids, request, time.perf_counter_ns())
 

@@ -189,6 +189,7 @@ class ShardLink:
         self.live, self.stalled, self._quiet_since = True, False, time.monotonic()
         self._outbox.clear()
         for hop in self._waiting.values():
+            hop.request.ClearField("fault")  # told once: a shard that comes back must be able to answer
             self._post(hop.request)
         log.info("shard %s: stream to %s, %d hops to send", self.shard_id, self._address, len(self._waiting))
         self._owner.on_link_change()

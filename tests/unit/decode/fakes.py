@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -136,7 +137,7 @@ class FakeExperts:
         self.deadlines: list[float] = []
         self.traceparents: list[list[str]] = []
 
-    def session(self, *, deadline: float, traceparents: Sequence[str]) -> FakeSession:
+    def session(self, *, deadline: float, traceparents: Sequence[str], fault: Any = None) -> FakeSession:
         self.deadlines.append(deadline)
         self.traceparents.append(list(traceparents))
         return FakeSession(self)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from typing import Any
 
@@ -139,7 +140,7 @@ def test_offsets_are_those_of_the_characters_that_tokens_begin_in(text: str, dat
     text = raw.decode()
     cuts = sorted(data.draw(st.sets(st.integers(0, len(raw)), max_size=8)) | {0, len(raw)})
     offsets = TextOffsets()
-    for start, end in zip(cuts, cuts[1:]):
+    for start, end in itertools.pairwise(cuts):
         # oracle: whole characters before the cut
         assert offsets.next(raw[start:end]) == len(raw[:start].decode("utf-8", "ignore"))
 

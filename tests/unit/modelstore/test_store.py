@@ -183,6 +183,7 @@ def test_a_damaged_model_is_made_again_and_the_log_says_so(
         pull("m", root=tmp_path, source=source)
     assert source.num_builds == 1
     assert "damaged and will be made again" in caplog.text
+    assert leftovers(tmp_path) == []
     assert files_in(directory)["model.safetensors"] == FILES["model.safetensors"]
 
 

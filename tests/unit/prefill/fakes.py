@@ -6,6 +6,7 @@ import asyncio
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -81,7 +82,7 @@ class FakeExperts:
         self.finished: list[list[str]] = []
         self.stats: Mapping[str, HopStats] = {"shard-0": HopStats(hops=3, tokens=12, bytes_out=96, bytes_in=192)}
 
-    def session(self, *, deadline: float, traceparents: Sequence[str]) -> FakeExperts:
+    def session(self, *, deadline: float, traceparents: Sequence[str], fault: Any = None) -> FakeExperts:
         self.opened.append(list(traceparents))
         return self
 

@@ -128,3 +128,17 @@ def test_a_small_file_works_without_the_real_one(tmp_path: Path) -> None:
     assert small.vocabulary.size == 257 + 256
     assert small.encode_plain("abé") == [256, 0xC3, 0xA9]
     assert small.encode_trusted("<|reserved_token_257|>") == [257]
+
+
+@pytest.mark.parametrize("letter", ["a", "A", "あ"])
+def test_words_end_where_han_begins_even_if_a_merge_would_go_on(tmp_path: Path, letter: str) -> None:
+    """With a vocabulary that has the joined token, so that a wrong cut shows in the ids."""
+    pieces = [bytes([byte]) for byte in range(256)]
+    for text in ("漢", letter, letter + "漢"):
+        pieces += [text.encode()[:end] for end in range(2, len(text.encode()) + 1)]
+    pieces = list(dict.fromkeys([*pieces, letter.encode() + "漢".encode()]))
+    lines = [f"{base64.b64encode(piece).decode()} {rank}" for rank, piece in enumerate(pieces)]
+    (tmp_path / "tiktoken.model").write_text("\n".join(lines))
+    small = TiktokenTokenizer.load(tmp_path)
+    token_ids = small.encode_plain(letter + "漢")
+    assert [small.vocabulary.bytes_of(one).decode() for one in token_ids] == [letter, "漢"]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from meshfire.errors import BadInput
-from meshfire.worker.faults import Fault, Trigger, parse_fault
+from meshfire.worker.faults import Fault, HopFault, Trigger, parse_fault
 
 
 @pytest.mark.parametrize(
@@ -79,3 +79,18 @@ def test_a_trigger_names_the_one_moment() -> None:
     always = parse_fault("decode:kill")
     assert always is not None
     assert always.strikes(token=5)
+
+
+def test_a_hop_fault_is_told_once_and_only_at_its_layer() -> None:
+    fault = parse_fault("expert-0:kill@layer=3")
+    assert fault is not None
+    hop = HopFault(fault)
+    assert [hop.due(layer) for layer in (2, 3, 3, 4)] == ["", "expert-0:kill", "", ""]
+
+
+@pytest.mark.parametrize("text", ["expert:kill", "expert-2:stop", "expert:delay=1.5s"])
+def test_the_blow_is_a_fault_without_a_trigger(text: str) -> None:
+    fault = parse_fault(f"{text}@token=4")
+    assert fault is not None
+    assert fault.blow == text
+    assert parse_fault(fault.blow) == Fault(fault.role, fault.index, fault.action, fault.delay_s)

@@ -33,12 +33,17 @@ class ForwardRequest(_message.Message):
     TOPK_WEIGHTS_FIELD_NUMBER: _builtins.int
     TRACEPARENTS_FIELD_NUMBER: _builtins.int
     FINISHED_TRACEPARENTS_FIELD_NUMBER: _builtins.int
+    FAULT_FIELD_NUMBER: _builtins.int
     hop_id: _builtins.int
     """Chosen by the caller, unique on the stream."""
     layer: _builtins.int
     """Decoder layer."""
     placement_epoch: _builtins.int
     """Epoch of the placement document that the caller routed by."""
+    fault: _builtins.str
+    """Test hook: what the shard that it names shall do to itself before it answers, e.g. expert-0:kill. Refused
+    (TEST_HOOKS_OFF) by a shard that runs without test hooks.
+    """
     @_builtins.property
     def hidden(self) -> _tensor_pb2.Tensor:
         """Normalised hidden states, one row per token: [T, H], float32 or bfloat16."""
@@ -70,10 +75,11 @@ class ForwardRequest(_message.Message):
         topk_weights: _tensor_pb2.Tensor | None = ...,
         traceparents: _abc.Iterable[_builtins.str] | None = ...,
         finished_traceparents: _abc.Iterable[_builtins.str] | None = ...,
+        fault: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["hidden", b"hidden", "topk_ids", b"topk_ids", "topk_weights", b"topk_weights"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["finished_traceparents", b"finished_traceparents", "hidden", b"hidden", "hop_id", b"hop_id", "layer", b"layer", "placement_epoch", b"placement_epoch", "topk_ids", b"topk_ids", "topk_weights", b"topk_weights", "traceparents", b"traceparents"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["fault", b"fault", "finished_traceparents", b"finished_traceparents", "hidden", b"hidden", "hop_id", b"hop_id", "layer", b"layer", "placement_epoch", b"placement_epoch", "topk_ids", b"topk_ids", "topk_weights", b"topk_weights", "traceparents", b"traceparents"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

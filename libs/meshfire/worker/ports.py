@@ -1,4 +1,4 @@
-"""What the engine needs from outside, as small Protocols: real parts and test doubles fit alike."""
+"""What the engines of workers need from outside, as small Protocols: real parts and test doubles fit alike."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ from torch import Tensor
 
 from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.model.interface import ExpertBackend, PendingExperts
+from meshfire.worker.faults import HopFault
 from meshfire.worker.hop import HopStats
 
 
 class ExpertSession(ExpertBackend, Protocol):
-    """The experts for one prompt: its deadline, its trace, its costs."""
+    """The experts for one prompt or step: its deadline, its traces, its costs."""
 
     @property
     def stats(self) -> Mapping[str, HopStats]:
@@ -23,8 +24,8 @@ class ExpertSession(ExpertBackend, Protocol):
 class Experts(Protocol):
     """Makes sessions; meshfire.worker.experts.ExpertMesh is one."""
 
-    def session(self, *, deadline: float, traceparents: Sequence[str]) -> ExpertSession:
-        """Experts for the steps of these traces until `deadline` (time.monotonic())."""
+    def session(self, *, deadline: float, traceparents: Sequence[str], fault: HopFault | None = None) -> ExpertSession:
+        """Experts for steps of these traces until `deadline` (time.monotonic()). `fault` is a test hook."""
 
     def finish(self, traceparents: Sequence[str]) -> None:
         """No more steps of these traces will come: shards end their spans."""
@@ -41,16 +42,17 @@ class Link(Protocol):
 
 
 class LocalExperts:
-    """`Experts` over a backend of this process: no shard, no cost to tell."""
+    """`Experts` over a backend of this process: no shard that could cost or fail."""
 
     def __init__(self, backend: ExpertBackend) -> None:
         self._backend = backend
 
-    def session(self, *, deadline: float, traceparents: Sequence[str]) -> ExpertSession:
+    def session(self, *, deadline: float, traceparents: Sequence[str], fault: HopFault | None = None) -> ExpertSession:
+        """The backend, whatever the deadline: it never waits."""
         return _LocalSession(self._backend)
 
     def finish(self, traceparents: Sequence[str]) -> None:
-        return None
+        """Nobody to tell."""
 
 
 class _LocalSession:

@@ -1,0 +1,26 @@
+"""Settings of a gateway (environment prefix MESHFIRE_GATEWAY_)."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from meshfire.runtime.settings import Port, ServiceSettings, settings_config
+
+
+class GatewaySettings(ServiceSettings):
+    """Where HTTP is served and what one request may take."""
+
+    model_config = settings_config("MESHFIRE_GATEWAY_")
+
+    #: Interface of the HTTP server.
+    http_host: str = "127.0.0.1"
+    #: Port of the HTTP server; 0 = a free one.
+    http_port: Port = 8000
+    #: Largest request body; beyond it 413.
+    max_body_bytes: int = Field(default=32 * 1024 * 1024, ge=1)
+    #: Time of one request from its body's first byte to its answer's last; the deadline of its gRPC calls.
+    request_timeout_s: float = Field(default=600.0, gt=0)
+    #: Outputs of one request at most: prompts x n (or best_of).
+    max_outputs: int = Field(default=128, ge=1)
+    #: How long /healthz and /v1/models wait for a router.
+    probe_timeout_s: float = Field(default=2.0, gt=0)

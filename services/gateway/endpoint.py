@@ -1,0 +1,151 @@
+"""A generating endpoint: HTTP request in, one or more Generate calls, JSON or server-sent events out.
+
+Owns the order of things and when the answer begins; the words are a `Dialect`'s. Nothing is sent before every call was
+admitted and the first token (or end) is there, so that whatever fails until then gets its proper status.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from starlette.datastructures import Headers
+from starlette.types import Receive, Scope, Send
+
+from meshfire.api.router.v1 import inference_service_pb2 as pb
+from services.gateway import sse
+from services.gateway.dialect import Dialect, Job, Json, Renderer
+from services.gateway.errors import ClientGone, as_http
+from services.gateway.exchange import (
+    TRACEPARENT_HEADER,
+    affinity_in,
+    hooks_in,
+    read_json,
+    unless_gone,
+)
+from services.gateway.fan_out import Start, fan_out
+from services.gateway.observe import Observer, Seen
+from services.gateway.outputs import Output, Piece
+from services.gateway.reply import Reply
+from services.gateway.routers import Metadata, Routers
+
+Messages = AsyncIterator[tuple[int, pb.GenerateResponse]]
+
+
+@dataclass(frozen=True)
+class Limits:
+    """Of one request."""
+
+    max_body_bytes: int
+    timeout_s: float
+
+
+class GenerateEndpoint:
+    """An ASGI application for one route."""
+
+    def __init__(self, route: str, dialect: Dialect, routers: Routers, observer: Observer, limits: Limits) -> None:
+        self._route = route
+        self._dialect = dialect
+        self._routers = routers
+        self._observer = observer
+        self._limits = limits
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        with self._observer.request(scope["method"], self._route, headers.get(TRACEPARENT_HEADER)) as seen:
+            reply = Reply(send, seen)
+            try:
+                await self._answer(headers, receive, reply, seen)
+            except ClientGone:
+                seen.abandoned()
+            except Exception as error:
+                await self._fail(error, reply, seen)
+
+    async def _answer(self, headers: Headers, receive: Receive, reply: Reply, seen: Seen) -> None:
+        deadline = _now() + self._limits.timeout_s
+        body = await read_json(
+            headers, receive, max_bytes=self._limits.max_body_bytes, timeout_s=self._limits.timeout_s
+        )
+        job = self._dialect.parse(body)
+        seen.asked(job.model, stream=job.stream)
+        metadata = [(TRACEPARENT_HEADER, seen.traceparent), *hooks_in(headers)]
+        affinity = affinity_in(headers)
+        for call in job.calls:
+            call.request.session_key = affinity or call.request.session_key
+        outputs = [Output(index, call.prompt_index) for index, call in enumerate(job.calls)]
+        seen.outputs = outputs
+        answer = _Answer(job, outputs, seen)
+        async with unless_gone(receive), fan_out(self._starts(job, metadata, deadline)) as messages:
+            await (answer.stream(messages, reply) if job.stream else answer.collect(messages))
+        # The outcome is certain now: a client that leaves from here on has what it asked for.
+        await answer.finish(reply)
+
+    def _starts(self, job: Job, metadata: Metadata, deadline: float) -> Sequence[Start]:
+        return [partial(self._routers.generate, call.request, metadata, deadline - _now()) for call in job.calls]
+
+    async def _fail(self, error: Exception, reply: Reply, seen: Seen) -> None:
+        failure = self._dialect.explain(as_http(error))
+        seen.failed(failure)
+        body = self._dialect.error_body(failure)
+        if reply.started:
+            await reply.close_stream(sse.event(body) + sse.DONE)
+        else:
+            await reply.json(failure.status, body, failure.headers)
+
+
+class _Answer:
+    """The outputs of one job on their way to the client."""
+
+    def __init__(self, job: Job, outputs: Sequence[Output], seen: Seen) -> None:
+        self._job = job
+        self._outputs = outputs
+        self._seen = seen
+        self._render: Renderer | None = None
+
+    async def collect(self, messages: Messages) -> None:
+        async for index, message in messages:
+            self._outputs[index].add(message)
+
+    async def stream(self, messages: Messages, reply: Reply) -> None:
+        held: list[tuple[Output, Piece]] = []
+        async for index, message in messages:
+            output = self._outputs[index]
+            held.append((output, output.add(message)))
+            if not reply.started and self._may_begin(held):
+                await reply.open_stream()
+            if reply.started:
+                await reply.write(sse.events(self._chunks(held)))
+                held.clear()
+
+    async def finish(self, reply: Reply) -> None:
+        renderer = self._renderer()
+        if self._job.stream:
+            await reply.close_stream(sse.events(renderer.closing(self._outputs)) + sse.DONE)
+        else:
+            await reply.json(200, renderer.whole(self._outputs))
+
+    def _may_begin(self, held: Sequence[tuple[Output, Piece]]) -> bool:
+        if not all(output.started for output in self._outputs):
+            return False
+        self._renderer()
+        return any(not piece.started for _, piece in held)
+
+    def _chunks(self, held: Sequence[tuple[Output, Piece]]) -> list[Json]:
+        renderer = self._renderer()
+        return [chunk for output, piece in held for chunk in renderer.chunks(output, piece)]
+
+    def _renderer(self) -> Renderer:
+        """Made when the router has named the request: the first output's id is the answer's."""
+        if self._render is None:
+            started = self._outputs[0].started
+            if started is not None and started.request_id:
+                self._seen.request_id = started.request_id
+            self._render = self._job.renderer(self._seen.request_id, int(time.time()))
+        return self._render
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()

@@ -1,0 +1,1 @@
+"""The OpenAI dialect (`/v1/*`): its request schema, its objects and chunks, its errors. Pure: no socket, no call."""

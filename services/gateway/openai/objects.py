@@ -1,0 +1,108 @@
+"""Parts that both endpoints' answers share: usage, finish reasons, token strings, log-probabilities. Pure."""
+
+from __future__ import annotations
+
+import codecs
+import math
+from collections.abc import Sequence
+
+from meshfire.api.common.v1 import sampling_pb2
+from services.gateway.dialect import Json
+from services.gateway.outputs import Output, Piece, total
+
+#: What OpenAI reports for a token of no probability; JSON has no infinity.
+LOWEST_LOGPROB = -9999.0
+
+_FINISH_REASONS = {sampling_pb2.FINISH_REASON_STOP: "stop", sampling_pb2.FINISH_REASON_LENGTH: "length"}
+
+
+def usage(outputs: Sequence[Output]) -> Json:
+    """Each prompt counts once, however many outputs it has."""
+    sums = total(outputs)
+    return {
+        "prompt_tokens": sums.num_prompt_tokens,
+        "completion_tokens": sums.num_output_tokens,
+        "total_tokens": sums.num_prompt_tokens + sums.num_output_tokens,
+        "prompt_tokens_details": {"cached_tokens": sums.num_cached_tokens},
+        "completion_tokens_details": {"reasoning_tokens": 0},
+    }
+
+
+def finish_reason(output: Output) -> str | None:
+    """None while the output grows."""
+    return None if output.finished is None else _FINISH_REASONS.get(output.finished.finish_reason, "stop")
+
+
+def stop_reason(output: Output) -> str | None:
+    """The stop text that was hit (vLLM's field)."""
+    if output.finished is None or not output.finished.HasField("stop_hit"):
+        return None
+    return output.finished.stop_hit
+
+
+def prompt_token_ids(output: Output) -> list[int]:
+    """Of the prompt as it was encoded."""
+    return [] if output.started is None else list(output.started.prompt_token_ids)
+
+
+def token_text(piece: bytes) -> str:
+    """A token as a string. One that is only a part of a character is written `bytes:\\xf0\\x9f`, as OpenAI does."""
+    try:
+        return piece.decode()
+    except UnicodeDecodeError:
+        return "bytes:" + "".join(f"\\x{byte:02x}" for byte in piece)
+
+
+def finite(logprob: float) -> float:
+    """As a number that JSON can hold."""
+    return logprob if math.isfinite(logprob) else LOWEST_LOGPROB
+
+
+def chat_logprobs(tokens: Sequence[sampling_pb2.TokenLogprobs]) -> Json:
+    """`choices[].logprobs` of the chat endpoint."""
+    return {"content": [_chat_token(token) for token in tokens], "refusal": None}
+
+
+def _chat_token(token: sampling_pb2.TokenLogprobs) -> Json:
+    top = zip(token.top_pieces, token.top_logprobs)
+    return _entry(token.piece, token.logprob) | {"top_logprobs": [_entry(piece, logprob) for piece, logprob in top]}
+
+
+def _entry(piece: bytes, logprob: float) -> Json:
+    return {"token": token_text(piece), "logprob": finite(logprob), "bytes": list(piece)}
+
+
+class TextOffsets:
+    """Where each token of an output begins in its text, in characters. A token inside a character begins where that
+    character does."""
+
+    def __init__(self) -> None:
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        self._num_chars = 0
+
+    def next(self, piece: bytes) -> int:
+        """Offset of the token with these bytes."""
+        offset = self._num_chars
+        self._num_chars += len(self._decoder.decode(piece))
+        return offset
+
+
+def completion_logprobs(tokens: Sequence[sampling_pb2.TokenLogprobs], offsets: TextOffsets) -> Json:
+    """`choices[].logprobs` of the old endpoint; the chosen token is among the top ones even if it was not likely."""
+    return {
+        "tokens": [token_text(token.piece) for token in tokens],
+        "token_logprobs": [finite(token.logprob) for token in tokens],
+        "top_logprobs": [_top(token) for token in tokens],
+        "text_offset": [offsets.next(token.piece) for token in tokens],
+    }
+
+
+def _top(token: sampling_pb2.TokenLogprobs) -> dict[str, float]:
+    top = {token_text(piece): finite(logprob) for piece, logprob in zip(token.top_pieces, token.top_logprobs)}
+    top.setdefault(token_text(token.piece), finite(token.logprob))
+    return top
+
+
+def says_something(piece: Piece, *, with_ids: bool, with_logprobs: bool) -> bool:
+    """Whether a stream's client would miss this piece: text may lag behind tokens, and then a delta is empty."""
+    return bool(piece.text or (with_ids and piece.token_ids) or (with_logprobs and piece.logprobs))

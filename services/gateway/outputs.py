@@ -1,0 +1,89 @@
+"""One output as it grows out of `GenerateResponse` messages. Knows no dialect and no call.
+
+Token ids are complete here: the end token, which has no text and comes with the last message, is appended as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+from meshfire.api.common.v1 import sampling_pb2
+from meshfire.api.router.v1 import inference_service_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Piece:
+    """What one message added to an output."""
+
+    text: str = ""
+    token_ids: tuple[int, ...] = ()
+    logprobs: tuple[sampling_pb2.TokenLogprobs, ...] = ()
+    #: the output's first message: admitted, nothing generated
+    started: bool = False
+    #: its last message
+    finished: bool = False
+
+
+@dataclass
+class Output:
+    """State of one output. `index` is its place in the answer."""
+
+    index: int
+    prompt_index: int
+    started: pb.GenerateStarted | None = None
+    finished: pb.GenerateFinished | None = None
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
+
+    def add(self, response: pb.GenerateResponse) -> Piece:
+        """Take one message in; what it added."""
+        kind = response.WhichOneof("event")
+        if kind == "delta":
+            return self._grow(response.delta)
+        if kind == "finished":
+            return self._finish(response.finished)
+        self.started = response.started
+        return Piece(started=True)
+
+    @property
+    def usage(self) -> pb.Usage:
+        """Tokens so far; the router's own count once the output ended."""
+        if self.finished is not None:
+            return self.finished.usage
+        prompt = 0 if self.started is None else self.started.num_prompt_tokens
+        return pb.Usage(num_prompt_tokens=prompt, num_output_tokens=len(self.token_ids))
+
+    def _grow(self, delta: pb.GenerateDelta) -> Piece:
+        piece = Piece(delta.text, tuple(delta.token_ids), tuple(delta.logprobs))
+        self.text.append(piece.text)
+        self.token_ids.extend(piece.token_ids)
+        self.logprobs.extend(piece.logprobs)
+        return piece
+
+    def _finish(self, finished: pb.GenerateFinished) -> Piece:
+        self.finished = finished
+        missing = finished.usage.num_output_tokens - len(self.token_ids)
+        end = (finished.stop_token_id,) if finished.HasField("stop_token_id") and missing == 1 else ()
+        self.token_ids.extend(end)
+        return Piece(token_ids=end, finished=True)
+
+
+@dataclass(frozen=True)
+class UsageTotal:
+    """Tokens of a whole answer: each prompt once, each output in full."""
+
+    num_prompt_tokens: int
+    num_cached_tokens: int
+    num_output_tokens: int
+
+
+def total(outputs: Sequence[Output]) -> UsageTotal:
+    """Sum over the outputs. A prompt that several outputs share is charged as its first output's."""
+    firsts = {one.prompt_index: one.usage for one in reversed(outputs)}
+    return UsageTotal(
+        num_prompt_tokens=sum(one.num_prompt_tokens for one in firsts.values()),
+        num_cached_tokens=sum(one.num_cached_tokens for one in firsts.values()),
+        num_output_tokens=sum(one.usage.num_output_tokens for one in outputs),
+    )
