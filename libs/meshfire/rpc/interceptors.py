@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from typing import TYPE_CHECKING, Any
 
 import grpc
@@ -78,8 +79,10 @@ def _single(method: Callable[..., Any], name: str) -> Callable[..., Any]:
 def _streaming(method: Callable[..., Any], name: str) -> Callable[..., Any]:
     async def call(request: Any, context: grpc.aio.ServicerContext[Any, Any]) -> AsyncIterator[Any]:
         try:
-            async for response in method(request, context):
-                yield response
+            # Closed here, not by the garbage collector: a call cancelled while it writes frees what it holds now.
+            async with aclosing(method(request, context)) as responses:
+                async for response in responses:
+                    yield response
         except Exception as error:
             await _abort(context, error, name)
 

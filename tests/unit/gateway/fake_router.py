@@ -123,7 +123,7 @@ class FakeRouter(rpc.InferenceServiceServicer):
         try:
             async for response in self.behave(request, context):
                 yield response
-        except asyncio.CancelledError:
+        except (asyncio.CancelledError, GeneratorExit):  # cancelled while it waited, or while it wrote
             self.num_cancelled += 1
             raise
         finally:
