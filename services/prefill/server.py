@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import uuid
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 
@@ -14,15 +12,9 @@ from meshfire.api.router.v1 import work_service_pb2 as work_pb
 from meshfire.kv.block_pool import BlockPool
 from meshfire.kv.lease import LeaseTimeouts
 from meshfire.kv.store import KvStore
-from meshfire.model import registry as models
-from meshfire.model.experts import LocalExperts as InProcessExperts
-from meshfire.model.interface import CausalLM
-from meshfire.rpc import geometry as geometry_codec
-from meshfire.runtime.model_thread import ModelThread
 from meshfire.runtime.serve import Mesh, Service
-from meshfire.worker.experts import ExpertMesh
 from meshfire.worker.link import WorkerLink
-from meshfire.worker.ports import Experts, LocalExperts
+from meshfire.worker.model_worker import ModelWorker, model_worker
 from services.prefill.config import PrefillSettings
 from services.prefill.engine import Admission, PrefillEngine
 from services.prefill.instruments import PrefillInstruments
@@ -37,19 +29,9 @@ SERVICE_NAME = prefill_service_pb2.DESCRIPTOR.services_by_name["PrefillService"]
 @asynccontextmanager
 async def build(settings: PrefillSettings, mesh: Mesh) -> AsyncIterator[Service]:
     """Load the model, find the experts, connect to the routers."""
-    worker_id = f"{mesh.instance_id}.{uuid.uuid4().hex[:8]}"
     async with AsyncExitStack() as stack:
-        thread = ModelThread("prefill-model", settings.num_threads)
-        stack.push_async_callback(asyncio.to_thread, thread.close)
-        facts = await thread.run(models.describe, settings.model_dir, dense_slices=settings.dense_slices)
-        model = await thread.run(
-            models.load,
-            settings.model_dir,
-            dense_slices=settings.dense_slices,
-            block_tokens=settings.block_tokens,
-        )
-        experts = await stack.enter_async_context(_experts(settings, mesh, facts, worker_id))
-        parts = _Parts(settings, mesh, facts, model, thread, experts, worker_id)
+        worker = await stack.enter_async_context(model_worker("prefill", settings, mesh))
+        parts = _Parts(settings, worker)
         stack.push_async_callback(parts.engine.close)
         link = WorkerLink(parts.hello(), parts.engine, mesh.registry, mesh.channels)
         parts.engine.attach(link)
@@ -58,36 +40,12 @@ async def build(settings: PrefillSettings, mesh: Mesh) -> AsyncIterator[Service]
         yield parts.service()
 
 
-@asynccontextmanager
-async def _experts(
-    settings: PrefillSettings, mesh: Mesh, facts: models.ModelFacts, worker_id: str
-) -> AsyncIterator[Experts]:
-    """The mesh's expert shards once all are found, or this process's own experts."""
-    if settings.experts == "local" or not any(facts.experts.num_experts):
-        source = models.open_experts(settings.model_dir, dense_slices=settings.dense_slices)
-        yield LocalExperts(InProcessExperts(source))
-        return
-    async with ExpertMesh.open(
-        settings.model, facts.revision, facts.experts, mesh.registry, mesh.channels, worker_id
-    ) as experts:
-        await experts.ready()
-        yield experts
-
-
 class _Parts:
     """The worker's parts, wired."""
 
-    def __init__(
-        self,
-        settings: PrefillSettings,
-        mesh: Mesh,
-        facts: models.ModelFacts,
-        model: CausalLM,
-        thread: ModelThread,
-        experts: Experts,
-        worker_id: str,
-    ) -> None:
-        self._settings, self._mesh, self._facts, self._worker_id = settings, mesh, facts, worker_id
+    def __init__(self, settings: PrefillSettings, worker: ModelWorker) -> None:
+        self._worker = worker
+        mesh, model = worker.mesh, worker.model
         self._store = KvStore(model.geometry, settings.blocks_of(model.geometry))
         pool = BlockPool(self._store.num_blocks)
         self._instruments = PrefillInstruments(mesh.telemetry.meter)
@@ -104,11 +62,11 @@ class _Parts:
         )
         prompt_pass = PromptPass(
             model=model,
-            model_revision=facts.revision,
+            model_revision=worker.facts.revision,
             store=self._store,
             pool=pool,
-            thread=thread,
-            experts=experts,
+            thread=worker.thread,
+            experts=worker.experts,
             chunk_tokens=settings.chunk_tokens,
             instance_id=mesh.instance_id,
             tracer=mesh.telemetry.tracer,
@@ -122,30 +80,15 @@ class _Parts:
 
     def hello(self) -> work_pb.WorkerHello:
         """Who this worker is, for the routers."""
-        return work_pb.WorkerHello(
-            worker_id=self._worker_id,
-            role=work_pb.WORKER_ROLE_PREFILL,
-            model=self._settings.model,
-            model_revision=self._facts.revision,
-            geometry=geometry_codec.to_wire(self._store.geometry),
-            address=self._mesh.address,
-            context_tokens=min(self._limits.context_tokens, self._limits.pool_tokens),
-            vocab_size=self._limits.vocab_size,
-            end_token_ids=self._facts.end_token_ids,
-        )
+        context_tokens = min(self._limits.context_tokens, self._limits.pool_tokens)
+        return self._worker.hello(work_pb.WORKER_ROLE_PREFILL, context_tokens)
 
     def service(self) -> Service:
         """What the runtime serves."""
-        servicer = PrefillServicer(
-            self.shelf, self._store, self._facts.revision, self._mesh.telemetry.tracer, self._instruments
-        )
+        tracer, revision = self._worker.mesh.telemetry.tracer, self._worker.facts.revision
+        servicer = PrefillServicer(self.shelf, self._store, revision, tracer, self._instruments)
 
         def add_to(server: grpc.aio.Server) -> None:
             prefill_service_pb2_grpc.add_PrefillServiceServicer_to_server(servicer, server)
 
-        metadata = {
-            "model": self._settings.model,
-            "model_revision": self._facts.revision,
-            "worker_id": self._worker_id,
-        }
-        return Service(add_to, (SERVICE_NAME,), metadata, self.engine.drain)
+        return Service(add_to, (SERVICE_NAME,), self._worker.metadata, self.engine.drain)

@@ -16,7 +16,8 @@ from typing import TypeAlias
 import grpc.aio
 
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as pb
-from meshfire.errors import Unavailable
+from meshfire.errors import MeshfireError, Unavailable
+from meshfire.rpc import streams
 from meshfire.rpc.status import from_rpc_error
 from services.router.tokenizers import MAY_MEND, Tokenizers, trace_metadata
 
@@ -67,12 +68,9 @@ class TextStream:
             except TimeoutError:
                 self._break(f"no answer within {self._tokenizers.timeout_s} s")
             except grpc.aio.AioRpcError as error:
-                known = from_rpc_error(error)
-                if not isinstance(known, MAY_MEND):
-                    raise known from None
-                self._break(known.message)
-            except Unavailable as error:
-                self._break(error.message)
+                self._break_or_raise(from_rpc_error(error))
+            except MeshfireError as error:
+                self._break_or_raise(error)
         raise AssertionError("unreachable")
 
     async def finish(self) -> None:
@@ -82,7 +80,7 @@ class TextStream:
             return
         try:
             async with asyncio.timeout(_FINISH_S):
-                await call.done_writing()
+                await streams.done_writing(call)
                 await call.read()
         except (TimeoutError, grpc.aio.AioRpcError) as error:
             _log.debug("detokenize stream to %s did not end in order: %s", self._address, error)
@@ -95,6 +93,11 @@ class TextStream:
             self._call.cancel()
             self._call = None
 
+    def _break_or_raise(self, error: MeshfireError) -> None:
+        if not isinstance(error, MAY_MEND):
+            raise error from None
+        self._break(error.message)
+
     def _break(self, why: str) -> None:
         _log.warning("detokenize stream to %s broke (%s); reopening", self._address, why)
         self.close()
@@ -105,7 +108,7 @@ class TextStream:
             call, replayed = await self._open(), len(self._fed)
         sent = [*self._fed, *token_ids] if replayed else token_ids
         tokens = pb.DetokenizeTokens(token_ids=sent, last=last, lookup_ids=lookup_ids)
-        await call.write(pb.DetokenizeRequest(tokens=tokens))
+        await streams.write(call, pb.DetokenizeRequest(tokens=tokens))
         response = await call.read()
         if not isinstance(response, pb.DetokenizeResponse):
             raise Unavailable("the tokenizer ended the stream")
@@ -124,7 +127,7 @@ class TextStream:
         open_call = self._tokenizers.stub(self._address).Detokenize
         call: _Call = open_call(metadata=trace_metadata(self._traceparent))  # type: ignore[call-arg]
         self._call = call
-        await call.write(pb.DetokenizeRequest(start=self._start))
+        await streams.write(call, pb.DetokenizeRequest(start=self._start))
         return call
 
     def _next_address(self) -> str:

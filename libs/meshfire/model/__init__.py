@@ -1,0 +1,1 @@
+"""Numerics: configuration, attention, gate, experts, sampling, checkpoints. Knows neither requests nor gRPC."""

@@ -20,6 +20,7 @@ import grpc.aio
 from meshfire.api.expert_shard.v1 import expert_shard_service_pb2 as pb
 from meshfire.api.expert_shard.v1 import expert_shard_service_pb2_grpc as rpc
 from meshfire.errors import MeshfireError, ModelMismatch, QueueFull, ShardUnavailable
+from meshfire.rpc import streams
 from meshfire.rpc.status import from_rpc_error
 from meshfire.worker.hop import Hop
 
@@ -214,16 +215,11 @@ class ShardLink:
             raise _first(errors) from None
 
     async def _write(self, call: ForwardCall) -> None:
-        try:
-            while True:
-                await self._posted.wait()
-                self._posted.clear()
-                while self._outbox:
-                    await call.write(self._outbox.popleft())
-        except grpc.aio.AioRpcError as error:
-            raise from_rpc_error(error) from None
-        except asyncio.InvalidStateError:
-            raise ShardUnavailable(f"the stream to shard {self.shard_id} was closed while writing") from None
+        while True:
+            await self._posted.wait()
+            self._posted.clear()
+            while self._outbox:
+                await streams.write(call, self._outbox.popleft())
 
     async def _read(self, call: ForwardCall) -> None:
         try:

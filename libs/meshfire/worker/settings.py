@@ -1,0 +1,36 @@
+"""Settings of a process that holds a model: prefill and decode workers build on them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field
+
+from meshfire.model.interface import KvGeometry
+from meshfire.runtime.settings import ServiceSettings
+
+
+class ModelWorkerSettings(ServiceSettings):
+    """Which model, where its experts are, and how much memory for its KV."""
+
+    #: Name under which the model is served.
+    model: str = Field(min_length=1)
+    #: Hugging Face directory of the model.
+    model_dir: Path
+    #: Slices into which dense FFNs are cut for the expert shards; 0 = they stay here. Same in the whole mesh.
+    dense_slices: int = Field(default=0, ge=0)
+    #: Where experts are computed: in this process, or on the mesh's expert shards.
+    experts: Literal["local", "mesh"] = "mesh"
+    #: Tokens in one KV block. Same in the whole mesh.
+    block_tokens: int = Field(default=16, ge=1, le=1024)
+    #: KV blocks; 0 = as many as fit kv_cache_bytes.
+    num_kv_blocks: int = Field(default=0, ge=0)
+    #: Memory for KV, taken as it is used.
+    kv_cache_bytes: int = Field(default=512 * 1024 * 1024, ge=1)
+    #: Threads of one matrix product.
+    num_threads: int = Field(default=1, ge=1)
+
+    def blocks_of(self, geometry: KvGeometry) -> int:
+        """KV blocks of this worker; at least one."""
+        return self.num_kv_blocks or max(1, self.kv_cache_bytes // geometry.block_bytes)
