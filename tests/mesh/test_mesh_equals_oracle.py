@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from meshfire.client import Delta, Finished, Sampling
+from meshfire.client import Sampling
 from meshfire.testing.in_process import InProcessModel
 from tests import oracles
-from tests.mesh.harness import InProcessMesh, in_process_mesh
+from tests.mesh.asking import ask
+from tests.mesh.harness import in_process_mesh
 
 NUM_TOKENS = 33  # one from the prompt's logits, 32 decode steps
 NUM_LOGPROBS = 20
@@ -39,24 +39,6 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return torch.randint(0, 256, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-async def answer(
-    mesh: InProcessMesh, prompt: Sequence[int], sampling: Sampling, model: str = "m"
-) -> tuple[list[Delta], Finished]:
-    deltas: list[Delta] = []
-    finished = None
-    async for event in mesh.client.generate(model, prompt, sampling, timeout_s=40):
-        if isinstance(event, Delta):
-            deltas.append(event)
-        elif isinstance(event, Finished):
-            finished = event
-    assert finished is not None
-    return deltas, finished
-
-
-def tokens_of(deltas: Sequence[Delta]) -> list[int]:
-    return [token for delta in deltas for token in delta.token_ids]
-
-
 GREEDY = Sampling(max_tokens=NUM_TOKENS, temperature=0, ignore_eos=True, num_logprobs=NUM_LOGPROBS)
 
 
@@ -69,19 +51,20 @@ async def test_tokens_and_logprobs_through_the_mesh_equal_transformers(
     expected_ids, logits = oracles.oracle_greedy(oracles.load_oracle(directory), prompt, NUM_TOKENS)
     expected = logits.log_softmax(-1)
     async with in_process_mesh({"m": directory}, **counts) as mesh:
-        deltas, finished = await answer(mesh, prompt, GREEDY)
-        again, cached = await answer(mesh, prompt, GREEDY)
-    assert tokens_of(deltas) == expected_ids
+        answer = await ask(mesh, prompt, GREEDY)
+        again = await ask(mesh, prompt, GREEDY)
+    assert answer.token_ids == expected_ids
+    finished = answer.finished
     assert (finished.finish_reason, finished.usage.num_prompt_tokens) == ("length", len(prompt))
-    got = [one for delta in deltas for one in delta.logprobs]
+    got = [one for delta in answer.deltas for one in delta.logprobs]
     tolerance = 1e-4 * float(logits.abs().max())
     for step, (token, one) in enumerate(zip(expected_ids, got, strict=True)):
         torch.testing.assert_close(one.logprob, float(expected[step, token]), rtol=0, atol=tolerance)
         at_top = expected[step, list(one.top_ids)]
         torch.testing.assert_close(torch.tensor(one.top_logprobs), at_top, rtol=0, atol=tolerance)
         assert len(one.top_ids) == NUM_LOGPROBS
-    assert tokens_of(again) == expected_ids, "a cached prefix changes nothing"
-    assert counts.get("prefill", 1) > 1 or cached.usage.num_cached_tokens > 0
+    assert again.token_ids == expected_ids, "a cached prefix changes nothing"
+    assert counts.get("prefill", 1) > 1 or again.finished.usage.num_cached_tokens > 0
 
 
 async def test_the_mesh_gives_the_same_bits_as_one_process_for_any_shard_count(tmp_path: Path) -> None:
@@ -93,8 +76,8 @@ async def test_the_mesh_gives_the_same_bits_as_one_process_for_any_shard_count(t
     for num_shards in (1, 3):
         async with in_process_mesh({"m": directory}, expert_shards=num_shards) as mesh:
             sampling = Sampling(max_tokens=12, temperature=0, ignore_eos=True, num_logprobs=0)
-            deltas, _ = await answer(mesh, prompt, sampling)
-        assert [one.logprob for delta in deltas for one in delta.logprobs] == expected
+            answer = await ask(mesh, prompt, sampling)
+        assert answer.logprobs == expected
 
 
 async def test_two_models_side_by_side_do_not_mix(tmp_path: Path) -> None:
@@ -104,7 +87,7 @@ async def test_two_models_side_by_side_do_not_mix(tmp_path: Path) -> None:
     sampling = Sampling(max_tokens=8, temperature=0, ignore_eos=True)
     async with in_process_mesh({"a": llama, "b": kimi}, expert_shards=1, dense_slices=1) as mesh:
         for name, directory in (("a", llama), ("b", kimi)):
-            deltas, _ = await answer(mesh, prompt, sampling, model=name)
+            answer = await ask(mesh, prompt, sampling, model=name)
             expected, _ = oracles.oracle_greedy(oracles.load_oracle(directory), prompt, 8)
-            assert tokens_of(deltas) == expected
+            assert answer.token_ids == expected
         assert [one.name for one in await mesh.client.list_models()] == ["a", "b"]
