@@ -70,15 +70,20 @@ def folder_of(mesh: str) -> Path:
 
 def read(mesh: str) -> MeshState:
     """State of a mesh that is up. Raises NotFound, with what to do, if it is not."""
-    path = folder_of(mesh) / "state.json"
+    found = running(mesh)
+    if found is None:
+        raise NotFound(f"no mesh {mesh!r} is up here; start one with: meshfire up")
+    return found
+
+
+def running(mesh: str) -> MeshState | None:
+    """State of a mesh that is up; None if it is not, or if only its file was left behind."""
     try:
-        raw = json.loads(path.read_text())
+        raw = json.loads((folder_of(mesh) / "state.json").read_text())
     except FileNotFoundError:
-        raise NotFound(f"no mesh {mesh!r} is up here; start one with: meshfire up") from None
-    state = MeshState(**{**raw, "processes": [ProcessState(**one) for one in raw["processes"]]})
-    if not is_alive(state.supervisor_pid):
-        raise NotFound(f"mesh {mesh!r} is not up any more (its supervisor {state.supervisor_pid} is gone)")
-    return state
+        return None
+    found = MeshState(**{**raw, "processes": [ProcessState(**one) for one in raw["processes"]]})
+    return found if is_alive(found.supervisor_pid) else None
 
 
 def is_alive(pid: int) -> bool:

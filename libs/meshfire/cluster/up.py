@@ -19,6 +19,7 @@ from meshfire.cluster.supervisor import Supervisor
 from meshfire.cluster.topology import Topology
 from meshfire.discovery.agent import ConsulAgent, find_agent
 from meshfire.discovery.base import open_registry
+from meshfire.errors import Refused
 from meshfire.telemetry.sink import TraceSink
 
 log = logging.getLogger(__name__)
@@ -45,7 +46,7 @@ async def up(
 ) -> None:
     """Run the mesh until `stop` is set. `on_change` is called at every change of a process's state.
 
-    Raises Unavailable when a process does not start or the agent cannot be reached.
+    Raises Unavailable when a process does not start or the agent cannot be reached, Refused if the mesh is up already.
     """
     folder = _fresh_folder(topology.mesh)
     async with AsyncExitStack() as stack:
@@ -78,8 +79,13 @@ async def up(
 
 
 def _fresh_folder(mesh: str) -> Path:
-    """The mesh's state folder, with the logs and files of the run before removed and its traces kept."""
+    """The mesh's state folder, with the logs and files of the run before removed and its traces kept.
+
+    Raises Refused if a mesh of that name is up: its files are not ours.
+    """
     folder = state.folder_of(mesh)
+    if (other := state.running(mesh)) is not None:
+        raise Refused(f"mesh {mesh!r} is up already, supervised by process {other.supervisor_pid}; use --mesh NAME")
     for old in ("logs", "registry.json.d", "consul"):
         shutil.rmtree(folder / old, ignore_errors=True)
     (folder / "logs").mkdir(parents=True)
