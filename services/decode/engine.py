@@ -19,6 +19,7 @@ from opentelemetry.trace import Tracer
 
 from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import DeadlineExceeded, Draining, InternalError, MeshfireError, NoFreeBlocks
+from meshfire.kv import lease as kv_lease
 from meshfire.model.interface import KvGeometry
 from meshfire.model.sampling import Sampled
 from meshfire.telemetry import names
@@ -134,7 +135,8 @@ class DecodeEngine:
 
     def _begin(self, order: Order) -> None:
         span = start_lease_span(self._tracer, order, self._identity.worker_id, self._identity.facts.model)
-        lease = new_lease(order, self._identity.geometry, self._identity.model_revision, span)
+        identity = self._identity
+        lease = new_lease(order, identity.geometry, identity.model_revision, identity.worker_id, span)
         try:
             self._table.add(lease)
         except MeshfireError as error:
@@ -163,6 +165,7 @@ class DecodeEngine:
             names.ATTR_KV_BLOCKS_REUSED: sequence.num_held_blocks,
         }
         parent = lease.traceparent
+        lease.advance_kv(kv_lease.ReadStarted)
         try:
             with span(self._tracer, names.SPAN_DECODE_READ_KV, parent=parent, attributes=attributes) as read_span:
                 read = await self._reader.read(
@@ -171,13 +174,14 @@ class DecodeEngine:
                 read_span.set_attribute(names.ATTR_KV_BYTES, read.num_bytes)
         except Exception as error:
             lease.read_task = None
+            lease.advance_kv(kv_lease.ReadAborted)
             self._read_failed(lease, error)
             return
         lease.read_task = None
         lease.arrived(read.last_hidden, read.num_bytes)
         self._instruments.kv_read(read.num_bytes)
         self._table.scheduler.start(sequence)
-        self._release_kv(lease, acknowledged=True)
+        self._release_kv(lease)
         self._work.set()
 
     def _read_failed(self, lease: DecodeLease, error: Exception) -> None:
@@ -200,18 +204,19 @@ class DecodeEngine:
         self._table.remove(lease)
         if lease.read_task is not None:
             lease.read_task.cancel()
-        self._release_kv(lease, acknowledged=False)
+        self._release_kv(lease)
         self._experts.finish([lease.traceparent])
         end_lease_span(self._tracer, lease, ending, error)
         if not len(self._table):
             self._idle.set()
         self._settle()
 
-    def _release_kv(self, lease: DecodeLease, *, acknowledged: bool) -> None:
-        """Once: the first word about how the read ended is the last."""
-        if lease.kv_released:
+    def _release_kv(self, lease: DecodeLease) -> None:
+        """End the KV's lease at both ends, once; the owner hears whether it was read."""
+        if lease.kv.released:
             return
-        lease.kv_released = True
+        lease.advance_kv(kv_lease.Released)
+        acknowledged = lease.kv.outcome is kv_lease.Outcome.ACKNOWLEDGED
         release = self._reader.release(lease.order.source, acknowledged=acknowledged)
         self._spawn(release, f"release-kv {lease.order.key.request_id}")
 

@@ -14,6 +14,7 @@ from functools import cached_property
 from opentelemetry.trace import Span
 from torch import Tensor
 
+from meshfire.kv import lease as kv_lease
 from meshfire.kv.hashing import chain_hashes
 from meshfire.kv.transfer import KvManifest
 from meshfire.model.interface import KvGeometry
@@ -34,12 +35,12 @@ class DecodeLease:
     manifest: KvManifest
     sequence: TokenSequence
     span: Span
+    #: this end of the KV's lease: the same state machine as at its owner
+    kv: kv_lease.KvLease
     #: while the KV is read
     read_task: asyncio.Task[None] | None = None
     #: [H] of the last token, until the first step has used it
     last_hidden: Tensor | None = None
-    #: the KV's owner was told how the read ended
-    kv_released: bool = False
     kv_bytes: int = 0
     #: the fault has acted
     struck: bool = False
@@ -55,8 +56,15 @@ class DecodeLease:
         """Of its own span; every step sends it."""
         return traceparent_of(self.span)
 
+    def advance_kv(self, event: type[kv_lease.ReaderEvent]) -> None:
+        """One step of the KV's lease. Raises IllegalTransition for a step out of order."""
+        reader_id = self.kv.reader_id
+        assert reader_id is not None, "a decode worker's lease is granted to it"
+        self.kv = kv_lease.apply(self.kv, event(self.kv.epoch, reader_id, time.monotonic()))
+
     def arrived(self, last_hidden: Tensor, num_bytes: int) -> None:
-        """Its KV is complete."""
+        """Its KV is complete and verified."""
+        self.advance_kv(kv_lease.Acknowledged)
         self.last_hidden, self.kv_bytes = last_hidden, num_bytes
 
     def stepped(self, batch_size: int, stats: Mapping[str, HopStats], started_ns: int) -> None:
@@ -77,14 +85,27 @@ class DecodeLease:
         return TokenChoice(row, limits.script.choice(index) if limits.script else None)
 
 
-def new_lease(order: Order, geometry: KvGeometry, model_revision: str, span: Span) -> DecodeLease:
-    """A lease that waits."""
+def new_lease(order: Order, geometry: KvGeometry, model_revision: str, worker_id: str, span: Span) -> DecodeLease:
+    """A lease that waits. `worker_id` is the reader that the KV was granted to: this worker."""
     hashes = tuple(
         chain_hashes(order.token_ids, geometry.block_tokens, model_revision=model_revision, cache_salt=order.cache_salt)
     )
     manifest = KvManifest(model_revision, geometry, len(order.token_ids), hashes)
     sequence = TokenSequence(list(order.token_ids), order.num_prompt_tokens, hashes)
-    return DecodeLease(order, manifest, sequence, span)
+    return DecodeLease(order, manifest, sequence, span, _granted(order, hashes, worker_id))
+
+
+def _granted(order: Order, hashes: tuple[bytes, ...], worker_id: str) -> kv_lease.KvLease:
+    source, now = order.source, time.monotonic()
+    offered = kv_lease.offer(
+        source.kv_lease_id,
+        owner_id=source.address,
+        epoch=source.epoch,
+        block_hashes=hashes,
+        now=now,
+        last_deadline=order.deadline,
+    )
+    return kv_lease.apply(offered, kv_lease.Granted(source.epoch, worker_id, now))
 
 
 def plan_step(leases: Sequence[DecodeLease], block_tokens: int) -> tuple[list[DecodeLease], StepPlan]:

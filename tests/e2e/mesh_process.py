@@ -43,9 +43,16 @@ class MeshProcess:
     output: Path
 
     def status(self) -> dict[str, Any]:
-        """What `meshfire status --json` prints."""
-        done = self.cli("status", "--json", check=False)
-        return dict(json.loads(done.stdout)) if done.stdout.startswith("{") else {"processes": []}
+        """What the supervisor writes of its mesh (at most a health check's period old)."""
+        try:
+            return dict(json.loads((self.folder / "state.json").read_text()))
+        except FileNotFoundError:
+            return {"processes": []}
+
+    @property
+    def folder(self) -> Path:
+        """The mesh's state folder."""
+        return Path(self.env["MESHFIRE_STATE_DIR"]) / self.name
 
     def cli(self, *arguments: str, check: bool = True, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
         """Run a `meshfire` verb against this mesh."""
@@ -76,20 +83,21 @@ class MeshProcess:
         os.kill(pid, number)
         return pid
 
-    def wait_serving(self, timeout_s: float = START_TIMEOUT_S) -> None:
-        """Until every process is healthy."""
+    def wait_serving(self, timeout_s: float = START_TIMEOUT_S, *, restarted: str = "") -> None:
+        """Until every process is healthy, and the one named `restarted` has been started again."""
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             assert self.process.poll() is None, f"meshfire up ended:\n{self.output.read_text()[-4000:]}"
             processes = self.status()["processes"]
-            if processes and all(one["health"] == "serving" for one in processes):
+            back = [one for one in processes if one["name"] == restarted and not one["restarts"]] == []
+            if processes and back and all(one["health"] == "serving" for one in processes):
                 return
             time.sleep(0.3)
         raise AssertionError(f"not all serving after {timeout_s} s:\n{self.output.read_text()[-4000:]}\n{self.logs()}")
 
     def logs(self, num_lines: int = 15) -> str:
         """The ends of all logs."""
-        folder = Path(self.env["MESHFIRE_STATE_DIR"]) / self.name / "logs"
+        folder = self.folder / "logs"
         ends = [f"== {one.name}\n" + "\n".join(one.read_text().splitlines()[-num_lines:]) for one in folder.glob("*")]
         return "\n".join(ends)
 

@@ -1,7 +1,7 @@
 """A model directory's safetensors files, mapped and read tensor by tensor.
 
 Owns file formats: headers, shards and their index, dtypes. Knows nothing of what tensors mean.
-Format: https://huggingface.co/docs/safetensors (8 bytes of length, a JSON header, raw data).
+Format: the safetensors specification (8 bytes of length, a JSON header, raw data).
 """
 
 from __future__ import annotations
