@@ -12,6 +12,7 @@ import os
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from meshfire.discovery.process import ProcessMark
 from meshfire.errors import NotFound
 
 
@@ -83,15 +84,4 @@ def running(mesh: str) -> MeshState | None:
     except FileNotFoundError:
         return None
     found = MeshState(**{**raw, "processes": [ProcessState(**one) for one in raw["processes"]]})
-    return found if is_alive(found.supervisor_pid) else None
-
-
-def is_alive(pid: int) -> bool:
-    """Whether a process exists."""
-    try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
-        return False
-    except PermissionError:
-        return True
-    return True
+    return found if ProcessMark(found.supervisor_pid, started=0).is_alive() else None

@@ -8,13 +8,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshfire.errors import CheckpointError
+from meshfire.model.assemble import Blueprint, assemble
 from meshfire.model.config import Fields
-from meshfire.model.decoder import Decoder, DecoderLayer
 from meshfire.model.feed_forward import FeedForward, SlicedFfn, WholeFfn
 from meshfire.model.ffn_weights import FfnShape, load_ffn
 from meshfire.model.gqa import GqaShape, GroupedQueryAttention
-from meshfire.model.interface import CausalLM, KvGeometry
-from meshfire.model.norm import RmsNorm
+from meshfire.model.interface import CausalLM
 from meshfire.model.rope import RopeConfig, rope_config
 from meshfire.model.spec import refuse_quantized
 from meshfire.model.tensors import DecoderTensors, LayerTensors
@@ -39,25 +38,15 @@ class LlamaSpec:
 
     def build(self, tensors: DecoderTensors, *, dense_slices: int, block_tokens: int) -> CausalLM:
         """Load attention, norms, embedding, head, and FFNs unless they are sliced."""
-        hidden_size = self.ffn.hidden_size
-        num_layers = len(self.ffn.num_experts)
-        return Decoder(
-            geometry=KvGeometry(num_layers, block_tokens, self.attention.row_width),
-            context_tokens=self.context_tokens,
-            experts=self.ffn.layout(dense_slices),
-            embedding=tensors.embedding(self.vocab_size, hidden_size),
-            layers=[self._layer(tensors.layer(index), dense_slices) for index in range(num_layers)],
-            norm=RmsNorm(tensors.norm(hidden_size), self.norm_eps),
-            head=tensors.head(self.vocab_size, hidden_size, tied=self.tied),
-        )
-
-    def _layer(self, weights: LayerTensors, dense_slices: int) -> DecoderLayer:
-        hidden_size = self.ffn.hidden_size
-        return DecoderLayer(
-            input_norm=RmsNorm(weights.vector("input_layernorm.weight", hidden_size), self.norm_eps),
-            attention=self._attention(weights),
-            ffn_norm=RmsNorm(weights.vector("post_attention_layernorm.weight", hidden_size), self.norm_eps),
-            ffn=self._ffn(weights, dense_slices),
+        return assemble(
+            Blueprint(
+                self.vocab_size, self.ffn, self.attention.row_width, self.context_tokens, self.norm_eps, self.tied
+            ),
+            tensors,
+            self._attention,
+            lambda weights, _: self._ffn(weights, dense_slices),
+            dense_slices=dense_slices,
+            block_tokens=block_tokens,
         )
 
     def _attention(self, weights: LayerTensors) -> GroupedQueryAttention:
