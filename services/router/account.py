@@ -26,6 +26,8 @@ class Account:
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
         self._num_output_tokens = 0
+        #: 1 if the output ended with an end token, which is in no delta
+        self._num_end_tokens = 0
         instruments.active.add(1)
 
     def admitted(self, num_prompt_tokens: int) -> None:
@@ -47,7 +49,7 @@ class Account:
         self, active: ActiveRequest, reason: FinishReason, stop_hit: str | None, stop_token_id: int | None
     ) -> pb.GenerateFinished:
         """The last message. An end token counts, though it has no text and is in no delta."""
-        num_end_tokens = 0 if stop_token_id is None else 1
+        self._num_end_tokens = 0 if stop_token_id is None else 1
         num_prompt_tokens = len(active.work.prompt)
         return pb.GenerateFinished(
             finish_reason=wire.reason_to(reason),
@@ -56,15 +58,20 @@ class Account:
             usage=pb.Usage(
                 num_prompt_tokens=num_prompt_tokens,
                 num_cached_tokens=min(_num_cached(active), num_prompt_tokens),
-                num_output_tokens=self._num_output_tokens + num_end_tokens,
+                num_output_tokens=self._num_billed_tokens,
             ),
             receipt=receipt_of(active),
         )
 
+    @property
+    def _num_billed_tokens(self) -> int:
+        """As in usage: what a span says must add up to what was answered."""
+        return self._num_output_tokens + self._num_end_tokens
+
     def describe(self, active: ActiveRequest, span: Span) -> None:
         """Onto the request's span."""
         receipt = receipt_of(active)
-        span.set_attribute(names.ATTR_TOKENS_OUTPUT, self._num_output_tokens)
+        span.set_attribute(names.ATTR_TOKENS_OUTPUT, self._num_billed_tokens)
         span.set_attribute(names.ATTR_TOKENS_CACHED, _num_cached(active))
         span.set_attribute(names.ATTR_ATTEMPT, active.life.epoch)
         span.set_attribute(names.ATTR_KV_BYTES, receipt.kv_bytes)
@@ -77,8 +84,8 @@ class Account:
         instruments.active.add(-1)
         # Without the model: a caller could make up as many names as it likes.
         instruments.duration.record(self._now() - self._began_s, {names.ATTR_FINISH_REASON: outcome})
-        if self._num_output_tokens:
-            instruments.tokens_output.add(self._num_output_tokens, {names.ATTR_MODEL: self._model})
+        if self._num_billed_tokens:
+            instruments.tokens_output.add(self._num_billed_tokens, {names.ATTR_MODEL: self._model})
         if self._num_output_tokens > 1 and self._first_token_s is not None and self._last_token_s is not None:
             mean_s = (self._last_token_s - self._first_token_s) / (self._num_output_tokens - 1)
             instruments.time_per_output_token.record(mean_s, model)

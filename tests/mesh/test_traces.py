@@ -12,6 +12,7 @@ from opentelemetry.sdk.trace import ReadableSpan
 
 from meshfire.telemetry import names
 from tests import edges, oracles
+from tests.mesh.asking import script
 from tests.mesh.harness import InProcessMesh, in_process_mesh
 
 TRACE_ID = "0af7651916cd43dd8448eb211c80319c"
@@ -27,6 +28,16 @@ async def chat(mesh: InProcessMesh, **fields: Any) -> httpx.Response:
     headers = {"traceparent": f"00-{TRACE_ID}-b7ad6b7169203331-01"}
     async with httpx.AsyncClient(timeout=30) as client:
         return await client.post(f"{mesh.http_url}/v1/chat/completions", json=body, headers=headers)
+
+
+async def test_a_span_counts_the_end_token_as_usage_does(kimi: Path) -> None:
+    async with in_process_mesh({"m": kimi}, expert_shards=1, test_hooks=True) as mesh:
+        async with httpx.AsyncClient(timeout=30, trust_env=False) as client:
+            body = {"model": "m", "messages": [{"role": "user", "content": "Hi"}]}
+            url = f"{mesh.http_url}/v1/chat/completions"
+            usage = (await client.post(url, json=body, headers=script(pieces=["a", "b"]))).json()["usage"]
+        by_name = {one.name: dict(one.attributes or {}) for one in await spans_of(mesh)}
+    assert by_name[names.SPAN_ROUTER_GENERATE][names.ATTR_TOKENS_OUTPUT] == usage["completion_tokens"] == 3
 
 
 async def spans_of(mesh: InProcessMesh) -> list[ReadableSpan]:

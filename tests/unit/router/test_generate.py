@@ -478,7 +478,7 @@ class TestRecords:
         assert parents == [f"00-{trace_id}-{spans['router.tokenize'].context.span_id:016x}-01"]
         assert root.attributes is not None
         assert root.attributes["meshfire.tokens.prompt"] == len("prompt")
-        assert root.attributes["meshfire.tokens.output"] == 5
+        assert root.attributes["meshfire.tokens.output"] == 6  # as in usage: five, and the end token
         assert root.attributes["meshfire.kv.bytes"] == 777
         assert root.attributes["meshfire.worker.id"] == ("prefill-0", "decode-0")
         queue = spans["router.queue.decode"].attributes
