@@ -7,28 +7,16 @@ from functools import cached_property
 
 from meshfire.model.sampling import SamplingParams
 from meshfire.worker.faults import Fault
+from meshfire.worker.lease_key import LeaseKey
 from services.decode.ending import OutputLimits
 from services.decode.kv_reader import KvSource
-
-
-@dataclass(frozen=True)
-class OrderKey:
-    """Names one lease. A later epoch of the same request is another one."""
-
-    router_id: str
-    request_id: str
-    epoch: int
-
-    def cancelled_by(self, router_id: str, request_id: str, epoch: int) -> bool:
-        """Whether a cancel of `epoch` ends this one: it ends older ones as well."""
-        return (self.router_id, self.request_id) == (router_id, request_id) and self.epoch <= epoch
 
 
 @dataclass(frozen=True)
 class Order:
     """Continue these tokens."""
 
-    key: OrderKey
+    key: LeaseKey
     #: prompt and the output so far; their KV is at `source`
     token_ids: tuple[int, ...]
     num_prompt_tokens: int

@@ -12,9 +12,10 @@ from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import MeshfireError
 from meshfire.model.sampling import Sampled
+from meshfire.worker.lease_key import LeaseKey
 from meshfire.worker.link import failure_of
 from services.decode.ending import Ending, FinishReason
-from services.decode.order import Order, OrderKey
+from services.decode.order import Order
 
 _REASONS = {
     FinishReason.STOP: sampling_pb2.FINISH_REASON_STOP,
@@ -40,7 +41,7 @@ def progress_by_router(tokens: Iterable[NewToken]) -> dict[str, pb.WorkRequest]:
     return messages
 
 
-def finished(key: OrderKey, ending: Ending, kv_bytes: int) -> pb.WorkRequest:
+def finished(key: LeaseKey, ending: Ending, kv_bytes: int) -> pb.WorkRequest:
     """The output ended by itself."""
     message = pb.LeaseFinished(
         request_id=key.request_id,
@@ -52,7 +53,7 @@ def finished(key: OrderKey, ending: Ending, kv_bytes: int) -> pb.WorkRequest:
     return pb.WorkRequest(finished=message)
 
 
-def failed(key: OrderKey, error: MeshfireError, *, retryable: bool) -> pb.WorkRequest:
+def failed(key: LeaseKey, error: MeshfireError, *, retryable: bool) -> pb.WorkRequest:
     """The lease was given up; `retryable` as this worker sees it, whatever the error says of itself."""
     message = failure_of(key.request_id, key.epoch, error)
     message.retryable = retryable

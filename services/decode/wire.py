@@ -15,9 +15,10 @@ from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import BadInput, DeadlineExceeded, InvalidPrompt, PromptTooLong, TestHooksOff
 from meshfire.model.sampling import SamplingParams
 from meshfire.worker.faults import rehearsed
+from meshfire.worker.lease_key import LeaseKey
 from services.decode.ending import OutputLimits, Script
 from services.decode.kv_reader import KvSource
-from services.decode.order import Order, OrderKey
+from services.decode.order import Order
 
 #: fields that generation_config.json may set
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -53,7 +54,7 @@ def order_from(router_id: str, lease: pb.Lease, facts: WorkerFacts, *, now: floa
     _check_tokens(work, facts)
     params = sampling_from(work.sampling, facts)
     return Order(
-        key=OrderKey(router_id, lease.request_id, lease.epoch),
+        key=LeaseKey(router_id, lease.request_id, lease.epoch),
         token_ids=tuple(work.token_ids),
         num_prompt_tokens=work.num_prompt_tokens,
         cache_salt=work.cache_salt,

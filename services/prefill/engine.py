@@ -17,10 +17,11 @@ from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import Cancelled, Draining, InternalError, MeshfireError, QueueFull, Unavailable
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import span
+from meshfire.worker.lease_key import LeaseKey
 from meshfire.worker.link import failure_of
 from meshfire.worker.ports import Link
 from services.prefill import wire
-from services.prefill.prompt import Prefilled, Prompt, PromptKey, PromptLimits, Stop
+from services.prefill.prompt import Prefilled, Prompt, PromptLimits, Stop
 from services.prefill.prompt_pass import PromptPass
 from services.prefill.shelf import KvShelf
 
@@ -48,7 +49,7 @@ class PrefillEngine:
         self._shelf = shelf
         self._tasks = tasks
         self._link: Link | None = None
-        self._running: dict[PromptKey, Stop] = {}
+        self._running: dict[LeaseKey, Stop] = {}
         self._draining = False
         #: set while no prompt is under way
         self.idle = asyncio.Event()
@@ -117,7 +118,7 @@ class PrefillEngine:
         if len(self._running) >= self._admission.max_leases:
             raise QueueFull(f"{len(self._running)} prompts are under way, which is all this worker takes at once")
 
-    def _stop(self, wanted: Callable[[PromptKey], bool], error: MeshfireError) -> None:
+    def _stop(self, wanted: Callable[[LeaseKey], bool], error: MeshfireError) -> None:
         for key, stop in self._running.items():
             if wanted(key):
                 stop.set(error)

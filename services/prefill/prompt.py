@@ -11,26 +11,14 @@ from torch import Tensor
 from meshfire.errors import DeadlineExceeded, InvalidPrompt, MeshfireError, PromptTooLong
 from meshfire.kv.transfer import KvManifest
 from meshfire.worker.faults import Fault
-
-
-@dataclass(frozen=True)
-class PromptKey:
-    """Names one lease. A later epoch of the same request is another prompt."""
-
-    router_id: str
-    request_id: str
-    epoch: int
-
-    def cancelled_by(self, router_id: str, request_id: str, epoch: int) -> bool:
-        """Whether a cancel of `epoch` ends this one: it ends older ones as well."""
-        return (self.router_id, self.request_id) == (router_id, request_id) and self.epoch <= epoch
+from meshfire.worker.lease_key import LeaseKey
 
 
 @dataclass(frozen=True)
 class Prompt:
     """One prompt to compute."""
 
-    key: PromptKey
+    key: LeaseKey
     token_ids: tuple[int, ...]
     cache_salt: str
     #: of the request, time.monotonic()

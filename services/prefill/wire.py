@@ -15,7 +15,8 @@ from meshfire.model.interface import KvGeometry
 from meshfire.rpc import geometry as geometry_codec
 from meshfire.rpc import tensors
 from meshfire.worker.faults import rehearsed
-from services.prefill.prompt import Prefilled, Prompt, PromptKey
+from meshfire.worker.lease_key import LeaseKey
+from services.prefill.prompt import Prefilled, Prompt
 
 
 def prompt_from(router_id: str, lease: work_pb.Lease, *, hooks_on: bool) -> Prompt:
@@ -25,7 +26,7 @@ def prompt_from(router_id: str, lease: work_pb.Lease, *, hooks_on: bool) -> Prom
     if lease.remaining_ms <= 0:
         raise DeadlineExceeded("the request's deadline had passed before the lease arrived")
     return Prompt(
-        key=PromptKey(router_id, lease.request_id, lease.epoch),
+        key=LeaseKey(router_id, lease.request_id, lease.epoch),
         token_ids=tuple(lease.prefill.token_ids),
         cache_salt=lease.prefill.cache_salt,
         deadline=time.monotonic() + lease.remaining_ms / 1e3,

@@ -54,10 +54,14 @@ class MeshProcess:
         """The mesh's state folder."""
         return Path(self.env["MESHFIRE_STATE_DIR"]) / self.name
 
-    def cli(self, *arguments: str, check: bool = True, timeout_s: float = 60) -> subprocess.CompletedProcess[str]:
+    def cli(
+        self, *arguments: str, check: bool = True, timeout_s: float = 60, stdin: str = ""
+    ) -> subprocess.CompletedProcess[str]:
         """Run a `meshfire` verb against this mesh."""
         command = [str(BIN / "meshfire"), arguments[0], "--mesh", self.name, *arguments[1:]]
-        done = subprocess.run(command, env=self.env, capture_output=True, text=True, timeout=timeout_s, check=False)
+        done = subprocess.run(
+            command, env=self.env, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
         assert not check or done.returncode == 0, f"{command}: {done.stdout[-2000:]}{done.stderr[-2000:]}"
         return done
 
@@ -103,11 +107,13 @@ class MeshProcess:
 
 
 @contextmanager
-def start_mesh(topology: Mapping[str, Any], folder: Path) -> Iterator[MeshProcess]:
+def start_mesh(
+    topology: Mapping[str, Any], folder: Path, env: Mapping[str, str] | None = None
+) -> Iterator[MeshProcess]:
     """`meshfire up` with a topology; state, logs and traces stay below `folder`. Stops by its own process id."""
     file = folder / "topology.yaml"
     file.write_text(yaml.safe_dump(dict(topology)))
-    env = {**os.environ, "MESHFIRE_STATE_DIR": str(folder / "state")}
+    env = {**os.environ, "MESHFIRE_STATE_DIR": str(folder / "state"), **(env or {})}
     output = folder / "up.log"
     with output.open("wb") as sink:
         command = [str(BIN / "meshfire"), "up", "--topology", str(file)]

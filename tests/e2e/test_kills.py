@@ -54,9 +54,13 @@ async def test_a_killed_worker_costs_a_pause_and_no_token(own_mesh: MeshProcess)
 
 
 @pytest.mark.timeout(120)
-def test_up_stops_cleanly_and_leaves_no_process(tmp_path: Path) -> None:
+def test_up_without_an_agent_says_so_serves_and_leaves_no_process(tmp_path: Path) -> None:
+    """Ctrl-C is SIGINT to the supervisor alone."""
     model = {"model": str(cached_model("smollm2-135m-instruct")), "expert_shards": 0}
-    with start_mesh({"mesh": "brief", "http_port": 0, "models": [model]}, tmp_path) as mesh:
+    topology = {"mesh": "brief", "http_port": 0, "models": [model]}
+    with start_mesh(topology, tmp_path, {"MESHFIRE_CONSUL_BIN": str(tmp_path / "none")}) as mesh:
+        assert "discovery: files (no Consul agent found" in mesh.output.read_text()
+        assert "Paris" in mesh.cli("chat", "What is the capital of France?", "--temperature", "0").stdout
         pids = [one["pid"] for one in mesh.status()["processes"]]
         assert all(pids)
         mesh.process.send_signal(signal.SIGINT)

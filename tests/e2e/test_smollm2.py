@@ -66,6 +66,14 @@ async def test_five_chats_are_answered_token_for_token_as_by_transformers(mesh: 
         assert answer["usage"]["prompt_tokens"] == length
 
 
+def test_the_interactive_chat_remembers_what_was_said(mesh: MeshProcess) -> None:
+    questions = "What is the capital of France?\nAnd of Spain?\n\n"
+    done = mesh.cli("chat", "--temperature", "0", "--max-tokens", "16", "--stats", stdin=questions)
+    assert "Paris" in done.stdout
+    first, second = (int(number) for number in re.findall(r"\[(\d+) prompt tokens", done.stderr))
+    assert second > first + len(["And", "of", "Spain?"]), "the second prompt holds the first turn"
+
+
 def test_the_cli_chats_traces_and_tells_the_status(mesh: MeshProcess) -> None:
     done = mesh.cli("chat", "What is the capital of France?", "--temperature", "0", "--max-tokens", "24", "--stats")
     assert "Paris" in done.stdout

@@ -15,13 +15,14 @@ from meshfire.errors import MeshfireError
 from meshfire.kv.block_pool import BlockPool
 from meshfire.kv.lease import LeaseTimeouts
 from meshfire.kv.transfer import KvManifest
-from services.prefill.prompt import Prefilled, Prompt, PromptKey
+from meshfire.worker.lease_key import LeaseKey
+from services.prefill.prompt import Prefilled, Prompt
 from services.prefill.shelf import KvShelf
 from tests.unit.prefill.fakes import GEOMETRY, until
 
 
 def prompt(request_id: str = "r1", deadline: float = 1e12) -> Prompt:
-    return Prompt(PromptKey("router-1", request_id, 1), (1, 2), "", deadline, "")
+    return Prompt(LeaseKey("router-1", request_id, 1), (1, 2), "", deadline, "")
 
 
 def prefilled(pool: BlockPool) -> Prefilled:
