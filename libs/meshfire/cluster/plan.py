@@ -148,5 +148,6 @@ def _model_env(model: ResolvedModel) -> dict[str, str]:
         "MODEL": model.topology.served_name,
         "MODEL_DIR": str(model.directory),
         "DENSE_SLICES": str(model.dense_slices),
+        "COMPUTE": model.topology.compute,
         "NUM_THREADS": str(model.topology.num_threads),
     }

@@ -11,7 +11,7 @@ from meshfire.errors import CheckpointError
 from meshfire.model.assemble import Blueprint, assemble
 from meshfire.model.config import Fields
 from meshfire.model.feed_forward import FeedForward, RoutedFfn, SlicedFfn, WholeFfn
-from meshfire.model.ffn_weights import FfnShape, load_ffn
+from meshfire.model.ffn_weights import FfnShape
 from meshfire.model.gate import Gate
 from meshfire.model.interface import CausalLM
 from meshfire.model.linear import pack
@@ -105,7 +105,7 @@ class DeepseekSpec:
     def _dense(self, weights: LayerTensors, dense_slices: int) -> FeedForward:
         if dense_slices:
             return SlicedFfn(dense_slices)
-        return WholeFfn(load_ffn(weights, "mlp", self.ffn.hidden_size, self.ffn.dense_size))
+        return WholeFfn(weights.compute.ffn(weights.ffn("mlp", self.ffn.hidden_size, self.ffn.dense_size)))
 
     def _routed(self, weights: LayerTensors, num_experts: int) -> RoutedFfn:
         gate = Gate(
@@ -120,7 +120,8 @@ class DeepseekSpec:
         if not self.num_shared_experts:
             return RoutedFfn(gate, None)
         shared_size = self.num_shared_experts * self.ffn.expert_size
-        return RoutedFfn(gate, load_ffn(weights, "mlp.shared_experts", self.ffn.hidden_size, shared_size))
+        shared = weights.ffn("mlp.shared_experts", self.ffn.hidden_size, shared_size)
+        return RoutedFfn(gate, weights.compute.ffn(shared))
 
 
 def parse(config: Fields) -> DeepseekSpec:

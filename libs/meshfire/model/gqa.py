@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from meshfire.model.attention import ATTENTION_DTYPE, attend
+from meshfire.model.compute.interface import Linear
 from meshfire.model.interface import ForwardBatch, KvView
-from meshfire.model.linear import Linear
 from meshfire.model.rope import Rope
 
 

@@ -11,7 +11,7 @@ from meshfire.errors import CheckpointError
 from meshfire.model.assemble import Blueprint, assemble
 from meshfire.model.config import Fields
 from meshfire.model.feed_forward import FeedForward, SlicedFfn, WholeFfn
-from meshfire.model.ffn_weights import FfnShape, load_ffn
+from meshfire.model.ffn_weights import FfnShape
 from meshfire.model.gqa import GqaShape, GroupedQueryAttention
 from meshfire.model.interface import CausalLM
 from meshfire.model.rope import RopeConfig, rope_config
@@ -63,7 +63,7 @@ class LlamaSpec:
     def _ffn(self, weights: LayerTensors, dense_slices: int) -> FeedForward:
         if dense_slices:
             return SlicedFfn(dense_slices)
-        return WholeFfn(load_ffn(weights, "mlp", self.ffn.hidden_size, self.ffn.dense_size))
+        return WholeFfn(weights.compute.ffn(weights.ffn("mlp", self.ffn.hidden_size, self.ffn.dense_size)))
 
 
 def parse(config: Fields) -> LlamaSpec:

@@ -13,6 +13,7 @@ from typing import Any
 from meshfire.errors import CheckpointError
 from meshfire.model import deepseek, llama
 from meshfire.model.checkpoint import Checkpoint
+from meshfire.model.compute.choose import choose
 from meshfire.model.config import Fields, read_json, read_optional_json
 from meshfire.model.experts import ExpertSource
 from meshfire.model.ffn_weights import CheckpointExperts
@@ -75,22 +76,23 @@ def describe(directory: Path, *, dense_slices: int = 0) -> ModelFacts:
     )
 
 
-def load(directory: Path, *, dense_slices: int = 0, block_tokens: int = 16) -> CausalLM:
+def load(directory: Path, *, dense_slices: int = 0, block_tokens: int = 16, compute: str = "auto") -> CausalLM:
     """Load a decoder without routed experts, and without dense FFNs if they are cut into `dense_slices` > 0 slices.
 
-    Raises CheckpointError naming the field, file or tensor.
+    `compute` names the path of its arithmetic. Raises CheckpointError naming the field, file or tensor, BadInput.
     """
     spec = _parse(read_json(directory, "config.json"))
     spec.ffn.layout(dense_slices)
-    tensors = DecoderTensors.find(Checkpoint(directory))
+    tensors = DecoderTensors.find(Checkpoint(directory), choose(compute))
     return spec.build(tensors, dense_slices=dense_slices, block_tokens=block_tokens)
 
 
-def open_experts(directory: Path, *, dense_slices: int = 0) -> ExpertSource:
-    """The model's experts, read one at a time. Raises CheckpointError."""
+def open_experts(directory: Path, *, dense_slices: int = 0, compute: str = "auto") -> ExpertSource:
+    """The model's experts, read one at a time. Raises CheckpointError, BadInput."""
     spec = _parse(read_json(directory, "config.json"))
     spec.ffn.layout(dense_slices)
-    return CheckpointExperts(DecoderTensors.find(Checkpoint(directory)), spec.ffn, dense_slices)
+    tensors = DecoderTensors.find(Checkpoint(directory), choose(compute))
+    return CheckpointExperts(tensors, spec.ffn, dense_slices)
 
 
 def _parse(config: Fields) -> ModelSpec:

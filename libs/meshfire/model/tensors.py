@@ -14,9 +14,11 @@ from torch import Tensor
 
 from meshfire.errors import CheckpointError
 from meshfire.model.checkpoint import Checkpoint, as_float32
-from meshfire.model.linear import Linear, pack
+from meshfire.model.compute.interface import Compute, Linear
+from meshfire.model.stored import PlainWeight, StoredFfn, StoredWeight
 
 _PREFIXES = ("language_model.model.", "model.language_model.", "model.", "language_model.", "")
+_ALL = slice(None)
 _HEADS = ("language_model.lm_head.weight", "lm_head.weight", "model.lm_head.weight")
 
 
@@ -27,21 +29,22 @@ class DecoderTensors:
     checkpoint: Checkpoint
     prefix: str
     layers: str
+    compute: Compute
 
     @classmethod
-    def find(cls, checkpoint: Checkpoint) -> DecoderTensors:
+    def find(cls, checkpoint: Checkpoint, compute: Compute) -> DecoderTensors:
         """Recognise the checkpoint's spelling. Raises CheckpointError if it has no embedding under any."""
         for prefix in _PREFIXES:
             if f"{prefix}embed_tokens.weight" in checkpoint:
                 old = any(name.startswith(f"{prefix}blocks.0.") for name in checkpoint)
-                return cls(checkpoint, prefix, "blocks" if old else "layers")
+                return cls(checkpoint, prefix, "blocks" if old else "layers", compute)
         raise CheckpointError(
             f"tensor embed_tokens.weight is missing from {checkpoint.directory}", field="embed_tokens.weight"
         )
 
     def layer(self, index: int) -> LayerTensors:
         """The tensors of one layer."""
-        return LayerTensors(self.checkpoint, f"{self.prefix}{self.layers}.{index}.")
+        return LayerTensors(self.checkpoint, f"{self.prefix}{self.layers}.{index}.", self.compute)
 
     def embedding(self, vocab_size: int, hidden_size: int) -> Tensor:
         """[V, H] in its stored type, mapped: rows are read when a token needs them."""
@@ -54,17 +57,18 @@ class DecoderTensors:
     def head(self, vocab_size: int, hidden_size: int, *, tied: bool) -> Linear:
         """The output projection; the embedding itself if `tied`."""
         if tied:
-            return Linear(pack(self.embedding(vocab_size, hidden_size)))
+            return self.compute.linear(PlainWeight(self.embedding(vocab_size, hidden_size)))
         name = next((name for name in _HEADS if name in self.checkpoint), "lm_head.weight")
-        return Linear(pack(self.checkpoint.read(name, (vocab_size, hidden_size))))
+        return self.compute.linear(PlainWeight(self.checkpoint.read(name, (vocab_size, hidden_size))))
 
 
 @dataclass(frozen=True)
 class LayerTensors:
-    """Tensors under one prefix."""
+    """Tensors under one prefix, and how they are packed."""
 
     checkpoint: Checkpoint
     prefix: str
+    compute: Compute
 
     def __contains__(self, name: str) -> bool:
         return self.prefix + name in self.checkpoint
@@ -85,4 +89,17 @@ class LayerTensors:
         """The named projections of one input, stacked into a single product in the given order."""
         weights = [self.matrix(name, size, columns) for name, size in rows.items()]
         biases = [self.vector(f"{name}.bias", size) for name, size in rows.items() if bias]
-        return Linear(pack(torch.cat(weights)), torch.cat(biases) if bias else None)
+        return self.compute.linear(PlainWeight(torch.cat(weights)), torch.cat(biases) if bias else None)
+
+    def weight(self, name: str, shape: tuple[int, int], part: tuple[slice, ...] = ()) -> StoredWeight:
+        """The matrix `name`.weight, or a part of it, as it is stored. Errors as `Checkpoint.read`."""
+        return PlainWeight(self.stored(f"{name}.weight", shape, part))
+
+    def ffn(self, name: str, hidden_size: int, inner_size: int, inner: slice = _ALL) -> StoredFfn:
+        """`name`.{gate,up,down}_proj, or only its neurons `inner` of `inner_size`."""
+        wide, tall = (inner_size, hidden_size), (hidden_size, inner_size)
+        return StoredFfn(
+            self.weight(f"{name}.gate_proj", wide, (inner,)),
+            self.weight(f"{name}.up_proj", wide, (inner,)),
+            self.weight(f"{name}.down_proj", tall, (slice(None), inner)),
+        )

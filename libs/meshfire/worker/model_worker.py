@@ -73,6 +73,7 @@ async def model_worker(name: str, settings: ModelWorkerSettings, mesh: Mesh) -> 
             settings.model_dir,
             dense_slices=settings.dense_slices,
             block_tokens=settings.block_tokens,
+            compute=settings.compute,
         )
         experts = await stack.enter_async_context(_experts(settings, mesh, facts, worker_id))
         yield ModelWorker(worker_id, settings, mesh, facts, model, thread, experts)
@@ -84,7 +85,7 @@ async def _experts(
 ) -> AsyncIterator[Experts]:
     """The mesh's expert shards once all are found, or this process's own experts."""
     if settings.experts == "local" or not any(facts.experts.num_experts):
-        source = models.open_experts(settings.model_dir, dense_slices=settings.dense_slices)
+        source = models.open_experts(settings.model_dir, dense_slices=settings.dense_slices, compute=settings.compute)
         yield LocalExperts(InProcessExperts(source))
         return
     async with ExpertMesh.open(
