@@ -35,6 +35,8 @@ class ModelTopology(_Strict):
     dense_slices: Count | None = None
     #: how the workers compute: auto = at the checkpoint's precision
     compute: ComputeName = "auto"
+    #: ranks of each prefill and decode worker, which share its heads, neurons and columns
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     #: torch threads of each worker
     num_threads: Annotated[int, Field(ge=1)] = 1
 

@@ -35,22 +35,38 @@ class Fp32Linear:
 
 
 @dataclass(frozen=True)
-class Fp32Ffn:
-    """Packed gate and up [I, H], down [H, I]."""
+class Fp32Gated:
+    """Packed gate and up [I, H], I padded; `inner_size` is I without padding."""
 
     gate: Tensor
     up: Tensor
-    down: Tensor
+    inner_size: int
 
     @property
     def num_bytes(self) -> int:
         """Memory of the packed weights."""
-        return sum(one.numel() * one.element_size() for one in (self.gate, self.up, self.down))
+        return sum(one.numel() * one.element_size() for one in (self.gate, self.up))
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """[T, H] → [T, I], float32."""
+        return (F.silu(linear(rows, self.gate)) * linear(rows, self.up))[:, : self.inner_size]
+
+
+@dataclass(frozen=True)
+class Fp32Ffn:
+    """Both halves, one after the other."""
+
+    gated: Fp32Gated
+    down: Fp32Linear
+
+    @property
+    def num_bytes(self) -> int:
+        """Memory of the packed weights."""
+        return self.gated.num_bytes + self.down.num_bytes
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[T, H] → [T, H], float32."""
-        inner = F.silu(linear(rows, self.gate)) * linear(rows, self.up)
-        return linear(inner, self.down)
+        return self.down(self.gated(rows))
 
 
 class Fp32Compute:
@@ -63,8 +79,12 @@ class Fp32Compute:
         return Fp32Linear(pack(weight.dequantized()), bias)
 
     def ffn(self, weights: StoredFfn) -> Fp32Ffn:
-        """Pack one SwiGLU; I grows to a multiple of 16 with zeros, which add nothing."""
-        gate, up, down = (one.dequantized() for one in (weights.gate, weights.up, weights.down))
-        spare = -gate.shape[0] % _INNER_MULTIPLE
-        rows, columns = (0, 0, 0, spare), (0, spare)
-        return Fp32Ffn(pack(F.pad(gate, rows)), pack(F.pad(up, rows)), pack(F.pad(down, columns)))
+        """Pack one SwiGLU."""
+        return Fp32Ffn(self.gated(weights.gate, weights.up), self.linear(weights.down))
+
+    def gated(self, gate: StoredWeight, up: StoredWeight) -> Fp32Gated:
+        """Pack the first half of a SwiGLU; I grows to a multiple of 16 with zeros."""
+        inner_size = gate.shape[0]
+        padding = (0, 0, 0, -inner_size % _INNER_MULTIPLE)
+        packed_gate, packed_up = (pack(F.pad(one.dequantized(), padding)) for one in (gate, up))
+        return Fp32Gated(packed_gate, packed_up, inner_size)

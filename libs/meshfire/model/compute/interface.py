@@ -48,3 +48,6 @@ class Compute(Protocol):
 
     def ffn(self, weights: StoredFfn) -> Ffn:
         """Pack one SwiGLU."""
+
+    def gated(self, gate: StoredWeight, up: StoredWeight) -> Linear:
+        """Pack the first half of a SwiGLU: x → silu(gate x) · up x. `linear(down)` of it has the bits of `ffn`."""
