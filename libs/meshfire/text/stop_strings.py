@@ -32,6 +32,11 @@ class StopStrings:
         self._stops = tuple(dict.fromkeys(stops))
         self._held = ""
 
+    @property
+    def is_holding(self) -> bool:
+        """Whether text waits."""
+        return bool(self._held)
+
     def push(self, text: str) -> str | StopHit:
         """Take more text; return what can be shown now, or the hit."""
         if not self._stops:
