@@ -1,0 +1,143 @@
+"""Compiles rules for one vocabulary, with limits against hostile ones, and keeps what was compiled.
+
+Owns the engine (llguidance) and its limits. Compiling takes milliseconds to a second: callers run it on a thread.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
+
+from meshfire.errors import BadInput
+from meshfire.grammar.complaint import locate
+from meshfire.grammar.lark import answer_grammar, json_terminal
+from meshfire.grammar.rules import CallsRule, JsonRule, OutputRule
+from meshfire.text.kimi.markers import Markers
+from meshfire.text.tokenizer import Tokenizer
+
+#: A grammar's text; larger ones are refused before they are parsed.
+MAX_GRAMMAR_BYTES = 256 * 1024
+_KEPT = 256
+_PART = 300  # characters of an engine's message that are passed on
+
+
+def _limits() -> LLParserLimits:
+    return LLParserLimits(
+        initial_lexer_fuel=1_000_000,
+        step_lexer_fuel=200_000,
+        step_max_items=50_000,
+        max_lexer_states=50_000,
+        max_grammar_size=100_000,
+        verbose_errors=False,
+    )
+
+
+@dataclass(frozen=True)
+class Program:
+    """A compiled rule. `answer` is the start of the answer's grammar, `calls` that of a tool section alone."""
+
+    rule: OutputRule
+    markers: Markers | None
+    vocab_size: int
+    answer: LLMatcher | None
+    calls: LLMatcher | None
+
+
+class GrammarCompiler:
+    """For the vocabulary of one model. Safe to use from several threads."""
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self._tokenizer = tokenizer
+        self._markers = Markers.find(tokenizer.specials)
+        self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def compile(self, rule: OutputRule) -> Program:
+        """Raises BadInput naming the field: a rule that is wrong, too large, or cannot be enforced."""
+        content, calls = rule.content, rule.calls
+        answer = section = None
+        if content is not None or (calls is not None and calls.mode == "required"):
+            answer = self._matcher(rule, answer_grammar(content, calls, self._markers))
+        elif calls is not None and calls.mode == "auto":
+            section = self._matcher(rule, answer_grammar(None, calls, self._markers))
+        return Program(rule, self._markers, self._tokenizer.vocabulary.size, answer, section)
+
+    def _matcher(self, rule: OutputRule, grammar: str) -> LLMatcher:
+        with self._lock:
+            known = self._compiled.get(grammar)
+            if known is not None:
+                self._compiled.move_to_end(grammar)
+                return known
+        if len(grammar.encode()) > MAX_GRAMMAR_BYTES:
+            raise BadInput(f"the rule is larger than {MAX_GRAMMAR_BYTES} bytes", field=_field_of(rule))
+        source = LLMatcher.grammar_from_lark(grammar)
+        matcher = LLMatcher(self._engine, source, log_level=0, limits=_limits())
+        if matcher.is_error():
+            raise self._complaint(rule, matcher.get_error())
+        with self._lock:
+            self._compiled[grammar] = matcher
+            while len(self._compiled) > _KEPT:
+                self._compiled.popitem(last=False)
+        return matcher
+
+    def _complaint(self, rule: OutputRule, message: str) -> BadInput:
+        """Name the smallest part that is refused."""
+        for field, schema in _schemas(rule):
+            why = self._refuses(schema)
+            if why:
+                path = locate(schema, self._refuses)
+                where = f"{field}.{path}" if path else field
+                return BadInput(f"{where} cannot be enforced: {why[:_PART]}", field=where)
+        return BadInput(f"the rule cannot be enforced: {_first_line(message)[:_PART]}", field=_field_of(rule))
+
+    def _refuses(self, schema: Mapping[str, Any]) -> str:
+        grammar = LLMatcher.grammar_from_lark(f"start: {json_terminal(schema)}\n")
+        return _first_line(LLMatcher.validate_grammar(grammar, self._engine, limits=_limits()))
+
+    @cached_property
+    def _engine(self) -> LLTokenizer:
+        tokenizer = self._tokenizer
+        return LLTokenizer(
+            TokenizerWrapper(_Adapter(tokenizer)),
+            n_vocab=tokenizer.vocabulary.size,
+            eos_token=list(tokenizer.end_token_ids),
+        )
+
+
+class _Adapter:
+    """A vocabulary as llguidance wants it."""
+
+    bos_token_id = None
+
+    def __init__(self, tokenizer: Tokenizer) -> None:
+        self.eos_token_id = tokenizer.end_token_ids[0]
+        self.tokens = list(tokenizer.vocabulary.pieces)
+        self.special_token_ids = sorted(tokenizer.specials.ids)
+        self._tokenizer = tokenizer
+
+    def __call__(self, text: bytes | str) -> list[int]:
+        plain = text.decode("utf-8", "replace") if isinstance(text, bytes) else text
+        return self._tokenizer.encode_plain(plain, at_start=False)
+
+
+def _schemas(rule: OutputRule) -> list[tuple[str, Mapping[str, Any]]]:
+    found: list[tuple[str, Mapping[str, Any]]] = []
+    if isinstance(rule.content, JsonRule) and isinstance(rule.content.schema, Mapping):
+        found.append((rule.content.field, rule.content.schema))
+    functions = rule.calls.functions if isinstance(rule.calls, CallsRule) else ()
+    found += [(one.field, one.parameters) for one in functions if isinstance(one.parameters, Mapping)]
+    return found
+
+
+def _field_of(rule: OutputRule) -> str:
+    return rule.content.field if rule.content is not None else "tools"
+
+
+def _first_line(message: str) -> str:
+    return message.strip().splitlines()[0] if message.strip() else ""
