@@ -19,9 +19,9 @@ from meshfire.runtime.serve import Mesh, Service
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import span
 from meshfire.text import script
-from meshfire.text.detokenizer import Detokenizer
+from services.tokenizer import wire
 from services.tokenizer.config import TokenizerSettings
-from services.tokenizer.core import ChatPrompt, TextModel, TextModels
+from services.tokenizer.core import TextModel, TextModels
 from services.tokenizer.instruments import TokenizerInstruments
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -49,11 +49,11 @@ class TokenizerServicer(rpc.TokenizerServiceServicer):
         }
         with self.gate.entered(), self._span(names.SPAN_TOKENIZER_TOKENIZE, context, attributes) as current:
             model = self._models.find(request.model)
-            num_chars, encode = _encoder(model, request)
-            token_ids = await _off_loop(num_chars > self._settings.inline_chars, encode)
-            current.set_attribute(names.ATTR_TOKENS_PROMPT, len(token_ids))
-            self._instruments.tokens(model.name, "Tokenize", len(token_ids))
-            return pb.TokenizeResponse(token_ids=token_ids)
+            encode = wire.encoder(model, request)
+            response = await _off_loop(request.ByteSize() > self._settings.inline_chars, encode)
+            current.set_attribute(names.ATTR_TOKENS_PROMPT, len(response.token_ids))
+            self._instruments.tokens(model.name, "Tokenize", len(response.token_ids))
+            return response
 
     async def Detokenize(
         self, request_iterator: AsyncIterator[pb.DetokenizeRequest], context: Context
@@ -62,7 +62,8 @@ class TokenizerServicer(rpc.TokenizerServiceServicer):
         with self.gate.entered(), self._span(names.SPAN_TOKENIZER_DETOKENIZE, context, {}) as current:
             start = await _start_of(request_iterator)
             current.set_attribute(names.ATTR_MODEL, start.model)
-            detokenizer = _detokenizer(self._models.find(start.model), start)
+            model = self._models.find(start.model)
+            decoder = wire.detokenizer(model, start)
             num_tokens = 0
             async for request in request_iterator:
                 tokens = _tokens_of(request)
@@ -70,7 +71,7 @@ class TokenizerServicer(rpc.TokenizerServiceServicer):
                 current.set_attribute(names.ATTR_TOKENS_OUTPUT, num_tokens)
                 self._instruments.tokens(start.model, "Detokenize", len(tokens.token_ids))
                 is_long = len(tokens.token_ids) > self._settings.inline_tokens
-                yield await _off_loop(is_long, partial(_decoded, detokenizer, tokens))
+                yield await _off_loop(is_long, partial(wire.decoded, model, decoder, tokens))
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         """Facts of one vocabulary, or of all."""
@@ -110,25 +111,6 @@ async def _off_loop(is_long: bool, work: Callable[[], T]) -> T:
     return await asyncio.to_thread(work) if is_long else work()
 
 
-def _encoder(model: TextModel, request: pb.TokenizeRequest) -> tuple[int, Callable[[], list[int]]]:
-    """Size of the prompt in characters, and what encodes it."""
-    match request.WhichOneof("input"):
-        case "text":
-            return len(request.text), lambda: model.encode_text(request.text)
-        case "chat":
-            prompt = _chat_of(request.chat)
-            return prompt.num_chars, lambda: model.encode_chat(prompt)
-        case _:
-            raise BadInput("nothing to encode: set chat or text", field="input")
-
-
-def _chat_of(chat: pb.Chat) -> ChatPrompt:
-    messages = [
-        {"role": one.role, "content": one.content, **({"name": one.name} if one.name else {})} for one in chat.messages
-    ]
-    return ChatPrompt(messages, chat.template_kwargs_json, not chat.omit_generation_prompt)
-
-
 async def _start_of(requests: AsyncIterator[pb.DetokenizeRequest]) -> pb.DetokenizeStart:
     async for request in requests:
         if request.WhichOneof("frame") == "start":
@@ -141,25 +123,6 @@ def _tokens_of(request: pb.DetokenizeRequest) -> pb.DetokenizeTokens:
     if request.WhichOneof("frame") != "tokens":
         raise BadInput("every message after the first carries tokens", field="tokens")
     return request.tokens
-
-
-def _detokenizer(model: TextModel, start: pb.DetokenizeStart) -> Detokenizer:
-    return Detokenizer(
-        model.tokenizer.vocabulary,
-        model.tokenizer.specials,
-        stop=start.stop,
-        keep_special_tokens=start.keep_special_tokens,
-    )
-
-
-def _decoded(detokenizer: Detokenizer, tokens: pb.DetokenizeTokens) -> pb.DetokenizeResponse:
-    decoded = detokenizer.add(tokens.token_ids, last=tokens.last)
-    return pb.DetokenizeResponse(
-        text=decoded.text,
-        stop_hit=decoded.stop_hit,
-        num_tokens_used=decoded.num_tokens_used,
-        pieces=detokenizer.bytes_of(tokens.lookup_ids),
-    )
 
 
 def _facts(model: TextModel) -> pb.Vocabulary:

@@ -27,10 +27,12 @@ class KimiChat:
     first_call: int
 
 
-def kimi_chat(messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, thinking: bool) -> KimiChat:
-    """Prepare a chat. Raises InvalidPrompt naming the message."""
+def kimi_chat(
+    messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], *, thinking: bool | None
+) -> KimiChat:
+    """Prepare a chat; `thinking` None leaves it to the template. Raises InvalidPrompt naming the message."""
     rewritten = rewrite_ids(messages)
-    options: dict[str, Any] = {"thinking": thinking}
+    options: dict[str, Any] = {} if thinking is None else {"thinking": thinking}
     if tools:
         options["tools"] = sorted_keys(tools)
         with suppress(UnsupportedSchema):  # the template then writes the tools as JSON

@@ -68,6 +68,11 @@ class OutputParser:
         """Calls that were announced."""
         return self._num_calls
 
+    def check(self, token_ids: Sequence[int]) -> None:
+        """Raises BadInput(field="token_ids") for an id outside the vocabulary; changes nothing."""
+        for token_id in token_ids:
+            self._vocabulary.bytes_of(token_id)
+
     def add(self, token_ids: Sequence[int]) -> list[Event]:
         """What some tokens meant. Raises BadInput(field="token_ids") for an id outside the vocabulary."""
         events: list[Event] = []

@@ -7,6 +7,7 @@ from collections import abc as _abc
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
+from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -18,6 +19,90 @@ else:
 
 DESCRIPTOR: _descriptor.FileDescriptor
 
+class _OutputState:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _OutputStateEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_OutputState.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    OUTPUT_STATE_UNSPECIFIED: _OutputState.ValueType  # 0
+    """As content."""
+    OUTPUT_STATE_CONTENT: _OutputState.ValueType  # 1
+    """After the reasoning."""
+    OUTPUT_STATE_REASONING: _OutputState.ValueType  # 2
+    """Inside the reasoning, which the prompt opened."""
+
+class OutputState(_OutputState, metaclass=_OutputStateEnumTypeWrapper):
+    """Where an output begins."""
+
+OUTPUT_STATE_UNSPECIFIED: OutputState.ValueType  # 0
+"""As content."""
+OUTPUT_STATE_CONTENT: OutputState.ValueType  # 1
+"""After the reasoning."""
+OUTPUT_STATE_REASONING: OutputState.ValueType  # 2
+"""Inside the reasoning, which the prompt opened."""
+Global___OutputState: _TypeAlias = OutputState  # noqa: Y015
+
+@_typing.final
+class ToolCall(_message.Message):
+    """A call that an assistant made earlier in a chat."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    ARGUMENTS_JSON_FIELD_NUMBER: _builtins.int
+    id: _builtins.str
+    """The client's id of it; rewritten for the model."""
+    name: _builtins.str
+    """Function that was called."""
+    arguments_json: _builtins.str
+    """Its arguments, as the client has them: JSON text."""
+    def __init__(
+        self,
+        *,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+        arguments_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["arguments_json", b"arguments_json", "id", b"id", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCall: _TypeAlias = ToolCall  # noqa: Y015
+
+@_typing.final
+class Tool(_message.Message):
+    """A function that the model may call."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    NAME_FIELD_NUMBER: _builtins.int
+    DESCRIPTION_FIELD_NUMBER: _builtins.int
+    PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    name: _builtins.str
+    """Name, as in calls."""
+    description: _builtins.str
+    """What it does."""
+    parameters_json: _builtins.str
+    """JSON Schema of its arguments; empty = none."""
+    def __init__(
+        self,
+        *,
+        name: _builtins.str = ...,
+        description: _builtins.str = ...,
+        parameters_json: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json", b"parameters_json"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Tool: _TypeAlias = Tool  # noqa: Y015
+
 @_typing.final
 class ChatMessage(_message.Message):
     """One turn of a chat."""
@@ -27,22 +112,36 @@ class ChatMessage(_message.Message):
     ROLE_FIELD_NUMBER: _builtins.int
     CONTENT_FIELD_NUMBER: _builtins.int
     NAME_FIELD_NUMBER: _builtins.int
+    REASONING_CONTENT_FIELD_NUMBER: _builtins.int
+    TOOL_CALLS_FIELD_NUMBER: _builtins.int
+    TOOL_CALL_ID_FIELD_NUMBER: _builtins.int
     role: _builtins.str
     """system, developer, user, assistant or tool."""
     content: _builtins.str
     """Text. Special tokens in it are plain text."""
     name: _builtins.str
     """Optional name of the speaker."""
+    reasoning_content: _builtins.str
+    """What an assistant thought, if the client kept it."""
+    tool_call_id: _builtins.str
+    """The call that a tool message answers; empty = the next that is open."""
+    @_builtins.property
+    def tool_calls(self) -> _containers.RepeatedCompositeFieldContainer[Global___ToolCall]:
+        """Calls that an assistant made."""
+
     def __init__(
         self,
         *,
         role: _builtins.str = ...,
         content: _builtins.str = ...,
         name: _builtins.str = ...,
+        reasoning_content: _builtins.str = ...,
+        tool_calls: _abc.Iterable[Global___ToolCall] | None = ...,
+        tool_call_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "role", b"role"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["content", b"content", "name", b"name", "reasoning_content", b"reasoning_content", "role", b"role", "tool_call_id", b"tool_call_id", "tool_calls", b"tool_calls"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -57,13 +156,21 @@ class Chat(_message.Message):
     MESSAGES_FIELD_NUMBER: _builtins.int
     TEMPLATE_KWARGS_JSON_FIELD_NUMBER: _builtins.int
     OMIT_GENERATION_PROMPT_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    THINKING_FIELD_NUMBER: _builtins.int
     template_kwargs_json: _builtins.str
     """Extra variables of the template, as a JSON object; empty = none."""
     omit_generation_prompt: _builtins.bool
     """True = do not open an assistant turn at the end."""
+    thinking: _builtins.bool
+    """Whether the model thinks before it answers; default: as its template says."""
     @_builtins.property
     def messages(self) -> _containers.RepeatedCompositeFieldContainer[Global___ChatMessage]:
         """Turns, oldest first; at least one."""
+
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Functions that may be called."""
 
     def __init__(
         self,
@@ -71,12 +178,16 @@ class Chat(_message.Message):
         messages: _abc.Iterable[Global___ChatMessage] | None = ...,
         template_kwargs_json: _builtins.str = ...,
         omit_generation_prompt: _builtins.bool = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+        thinking: _builtins.bool | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "thinking", b"thinking"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["messages", b"messages", "omit_generation_prompt", b"omit_generation_prompt", "template_kwargs_json", b"template_kwargs_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_thinking", b"_thinking", "messages", b"messages", "omit_generation_prompt", b"omit_generation_prompt", "template_kwargs_json", b"template_kwargs_json", "thinking", b"thinking", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__thinking: _TypeAlias = _typing.Literal["thinking"]  # noqa: Y015
+    _WhichOneofArgType__thinking: _TypeAlias = _typing.Literal["_thinking", b"_thinking"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__thinking) -> _WhichOneofReturnType__thinking | None: ...
 
 Global___Chat: _TypeAlias = Chat  # noqa: Y015
 
@@ -121,22 +232,188 @@ class TokenizeResponse(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids."""
+
+    @_builtins.property
+    def output(self) -> Global___OutputFormat:
+        """How the output is to be read, for DetokenizeStart; not set for a raw prompt or a model without a chat language."""
 
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        output: Global___OutputFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenizeResponse: _TypeAlias = TokenizeResponse  # noqa: Y015
+
+@_typing.final
+class OutputFormat(_message.Message):
+    """What a parser must know before the first token of an output."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    STATE_FIELD_NUMBER: _builtins.int
+    FIRST_CALL_FIELD_NUMBER: _builtins.int
+    TOOLS_FIELD_NUMBER: _builtins.int
+    state: Global___OutputState.ValueType
+    """Where it begins."""
+    first_call: _builtins.int
+    """Number in the conversation of the first call that the output may make."""
+    @_builtins.property
+    def tools(self) -> _containers.RepeatedCompositeFieldContainer[Global___Tool]:
+        """Functions that may be called."""
+
+    def __init__(
+        self,
+        *,
+        state: Global___OutputState.ValueType = ...,
+        first_call: _builtins.int = ...,
+        tools: _abc.Iterable[Global___Tool] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_call", b"first_call", "state", b"state", "tools", b"tools"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___OutputFormat: _TypeAlias = OutputFormat  # noqa: Y015
+
+@_typing.final
+class ToolCallBegin(_message.Message):
+    """A call that the model makes begins."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    ID_FIELD_NUMBER: _builtins.int
+    NAME_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Number of the call in this output, from 0."""
+    id: _builtins.str
+    """Id, unique in the conversation."""
+    name: _builtins.str
+    """Function."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        id: _builtins.str = ...,
+        name: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["id", b"id", "index", b"index", "name", b"name"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallBegin: _TypeAlias = ToolCallBegin  # noqa: Y015
+
+@_typing.final
+class ToolCallArguments(_message.Message):
+    """More of a call's arguments."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    TEXT_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Number of the call."""
+    text: _builtins.str
+    """JSON text; the pieces of a call joined are its arguments."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        text: _builtins.str = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "text", b"text"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallArguments: _TypeAlias = ToolCallArguments  # noqa: Y015
+
+@_typing.final
+class ToolCallEnd(_message.Message):
+    """A call is complete."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    INDEX_FIELD_NUMBER: _builtins.int
+    IS_VALID_FIELD_NUMBER: _builtins.int
+    index: _builtins.int
+    """Number of the call."""
+    is_valid: _builtins.bool
+    """False = the arguments are no JSON object."""
+    def __init__(
+        self,
+        *,
+        index: _builtins.int = ...,
+        is_valid: _builtins.bool = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["index", b"index", "is_valid", b"is_valid"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___ToolCallEnd: _TypeAlias = ToolCallEnd  # noqa: Y015
+
+@_typing.final
+class OutputEvent(_message.Message):
+    """A piece of an output that was read as its format says."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REASONING_FIELD_NUMBER: _builtins.int
+    CONTENT_FIELD_NUMBER: _builtins.int
+    CALL_BEGIN_FIELD_NUMBER: _builtins.int
+    CALL_ARGUMENTS_FIELD_NUMBER: _builtins.int
+    CALL_END_FIELD_NUMBER: _builtins.int
+    reasoning: _builtins.str
+    """Text that the model thought."""
+    content: _builtins.str
+    """Text of the answer."""
+    @_builtins.property
+    def call_begin(self) -> Global___ToolCallBegin:
+        """A call opens."""
+
+    @_builtins.property
+    def call_arguments(self) -> Global___ToolCallArguments:
+        """A call grows."""
+
+    @_builtins.property
+    def call_end(self) -> Global___ToolCallEnd:
+        """A call is complete."""
+
+    def __init__(
+        self,
+        *,
+        reasoning: _builtins.str = ...,
+        content: _builtins.str = ...,
+        call_begin: Global___ToolCallBegin | None = ...,
+        call_arguments: Global___ToolCallArguments | None = ...,
+        call_end: Global___ToolCallEnd | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _typing.Literal["call_arguments", b"call_arguments", "call_begin", b"call_begin", "call_end", b"call_end", "content", b"content", "event", b"event", "reasoning", b"reasoning"]  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["call_arguments", b"call_arguments", "call_begin", b"call_begin", "call_end", b"call_end", "content", b"content", "event", b"event", "reasoning", b"reasoning"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["reasoning", "content", "call_begin", "call_arguments", "call_end"]  # noqa: Y015
+    _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
+
+Global___OutputEvent: _TypeAlias = OutputEvent  # noqa: Y015
 
 @_typing.final
 class DetokenizeRequest(_message.Message):
@@ -179,6 +456,7 @@ class DetokenizeStart(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     STOP_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    OUTPUT_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name."""
     keep_special_tokens: _builtins.bool
@@ -187,16 +465,21 @@ class DetokenizeStart(_message.Message):
     def stop(self) -> _containers.RepeatedScalarFieldContainer[_builtins.str]:
         """Texts that end the output."""
 
+    @_builtins.property
+    def output(self) -> Global___OutputFormat:
+        """Set = read the output in its format and answer with events instead of text; stop texts then end its content."""
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         stop: _abc.Iterable[_builtins.str] | None = ...,
         keep_special_tokens: _builtins.bool = ...,
+        output: Global___OutputFormat | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_special_tokens", b"keep_special_tokens", "model", b"model", "stop", b"stop"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["keep_special_tokens", b"keep_special_tokens", "model", b"model", "output", b"output", "stop", b"stop"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -246,6 +529,7 @@ class DetokenizeResponse(_message.Message):
     STOP_HIT_FIELD_NUMBER: _builtins.int
     NUM_TOKENS_USED_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
+    EVENTS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Valid UTF-8 that will not change; text that may begin a stop text is held back."""
     stop_hit: _builtins.str
@@ -256,6 +540,12 @@ class DetokenizeResponse(_message.Message):
     def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Bytes of lookup_ids."""
 
+    @_builtins.property
+    def events(self) -> _containers.RepeatedCompositeFieldContainer[Global___OutputEvent]:
+        """What became certain, if an output format was set; text is then empty. Joined by kind, events do not depend on how the
+        tokens were cut into messages.
+        """
+
     def __init__(
         self,
         *,
@@ -263,10 +553,11 @@ class DetokenizeResponse(_message.Message):
         stop_hit: _builtins.str | None = ...,
         num_tokens_used: _builtins.int = ...,
         pieces: _abc.Iterable[_builtins.bytes] | None = ...,
+        events: _abc.Iterable[Global___OutputEvent] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_hit", b"_stop_hit", "stop_hit", b"stop_hit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_hit", b"_stop_hit", "num_tokens_used", b"num_tokens_used", "pieces", b"pieces", "stop_hit", b"stop_hit", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_hit", b"_stop_hit", "events", b"events", "num_tokens_used", b"num_tokens_used", "pieces", b"pieces", "stop_hit", b"stop_hit", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_hit: _TypeAlias = _typing.Literal["stop_hit"]  # noqa: Y015
     _WhichOneofArgType__stop_hit: _TypeAlias = _typing.Literal["_stop_hit", b"_stop_hit"]  # noqa: Y015
