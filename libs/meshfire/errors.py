@@ -24,6 +24,7 @@
     │   ├── ShardUnavailable
     │   ├── WorkerLost
     │   ├── NoWorker
+    │   ├── RankLost
     │   └── Draining
     ├── DataLoss                 DATA_LOSS            bytes that do not match their checksum
     │   └── KvCorrupt
@@ -181,6 +182,10 @@ class WorkerLost(Unavailable):
 
 class NoWorker(Unavailable):
     """No worker serves the model."""
+
+
+class RankLost(Unavailable):
+    """A rank of a tensor-parallel worker is gone or silent: the worker must start anew."""
 
 
 class Draining(Unavailable):

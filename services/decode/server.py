@@ -10,7 +10,6 @@ import grpc.aio
 
 from meshfire.api.router.v1 import work_service_pb2 as work_pb
 from meshfire.kv.block_pool import BlockPool
-from meshfire.kv.store import KvStore
 from meshfire.runtime.serve import Mesh, Service
 from meshfire.sched.policy import Scheduler
 from meshfire.worker.link import WorkerLink
@@ -53,7 +52,7 @@ class _Parts:
         self._worker = worker
         mesh, model, facts = worker.mesh, worker.model, worker.facts
         geometry = model.geometry
-        store = KvStore(geometry, settings.blocks_of(geometry))
+        store = worker.store
         pool = BlockPool(store.num_blocks)
         scheduler = Scheduler(
             pool,

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from pydantic import Field, field_validator
 
+from meshfire.model.compute.names import ComputeName
 from meshfire.model.interface import ExpertLayout
 from meshfire.placement.shard_map import Expert
 from meshfire.runtime.settings import ServiceSettings, settings_config
@@ -30,6 +31,8 @@ class ExpertShardSettings(ServiceSettings):
     #: Experts to hold besides those of the placement document, as LAYER:FIRST-LAST, comma-separated; layer * = all that
     #: have such experts. If set, the start does not wait for the document.
     experts: str = ""
+    #: How matrix products are computed; auto = at the checkpoint's precision. Same in the whole mesh.
+    compute: ComputeName = "auto"
     #: Threads of one matrix product.
     num_threads: int = Field(default=1, ge=1)
     #: Hops read ahead per caller.

@@ -13,8 +13,9 @@ from collections.abc import Iterable, Mapping
 from torch import Tensor
 
 from meshfire.errors import BadInput, UnknownExpert
+from meshfire.model.compute.interface import Ffn
 from meshfire.model.experts import ExpertSource, weighted_sum
-from meshfire.model.interface import ExpertLayout, SwiGLU
+from meshfire.model.interface import ExpertLayout
 from meshfire.placement.shard_map import Expert
 
 
@@ -24,7 +25,7 @@ class ExpertStore:
     def __init__(self, source: ExpertSource, layout: ExpertLayout) -> None:
         self.layout = layout
         self._source = source
-        self._layers: Mapping[int, Mapping[int, SwiGLU]] = {}
+        self._layers: Mapping[int, Mapping[int, Ffn]] = {}
         self._changing = threading.Lock()  # a cancelled load still runs to its end on its thread
         #: by layer: tokens per expert since start
         self._num_tokens: list[Counter[int]] = [Counter() for _ in layout.num_experts]
@@ -37,7 +38,7 @@ class ExpertStore:
     @property
     def weight_bytes(self) -> int:
         """Bytes of their weights."""
-        return sum(_bytes_of(expert) for held in self._layers.values() for expert in held.values())
+        return sum(expert.num_bytes for held in self._layers.values() for expert in held.values())
 
     def load(self, experts: Iterable[Expert]) -> None:
         """Read what is not in memory yet. Raises UnknownExpert, CheckpointError, and then has loaded nothing."""
@@ -45,7 +46,7 @@ class ExpertStore:
             missing = sorted(set(experts) - self.experts)
             for layer, expert in missing:
                 self._check_expert(layer, expert)
-            loaded: dict[int, dict[int, SwiGLU]] = defaultdict(dict)
+            loaded: dict[int, dict[int, Ffn]] = defaultdict(dict)
             for layer, expert in missing:
                 loaded[layer][expert] = self._source.load(layer, expert)
             layers = sorted(self._layers.keys() | loaded.keys())
@@ -79,7 +80,7 @@ class ExpertStore:
         counts = [dict(counter) for counter in self._num_tokens]  # at once: the model thread goes on counting
         return {(layer, expert): count for layer, seen in enumerate(counts) for expert, count in seen.items()}
 
-    def _check_ids(self, layer: int, wanted: Counter[int]) -> Mapping[int, SwiGLU]:
+    def _check_ids(self, layer: int, wanted: Counter[int]) -> Mapping[int, Ffn]:
         num_layers = len(self.layout.num_experts)
         if not 0 <= layer < num_layers or not self.layout.num_experts[layer]:
             raise BadInput(f"layer {layer} of {num_layers} has no experts", field="layer")
@@ -97,7 +98,3 @@ class ExpertStore:
         counts = self.layout.num_experts
         if not 0 <= layer < len(counts) or not 0 <= expert < counts[layer]:
             raise UnknownExpert(f"the model has no expert {expert} in layer {layer}", field="experts")
-
-
-def _bytes_of(expert: SwiGLU) -> int:
-    return sum(one.numel() * one.element_size() for one in (expert.gate, expert.up, expert.down))

@@ -155,7 +155,9 @@ class ExpertShardServicer(rpc.ExpertShardServiceServicer):
 async def build(settings: ExpertShardSettings, mesh: Mesh) -> AsyncIterator[Service]:
     """Load this shard's experts and serve them. Waits for the placement document unless `experts` names some."""
     facts = await asyncio.to_thread(describe, settings.model_dir, dense_slices=settings.dense_slices)
-    source = await asyncio.to_thread(open_experts, settings.model_dir, dense_slices=settings.dense_slices)
+    source = await asyncio.to_thread(
+        open_experts, settings.model_dir, dense_slices=settings.dense_slices, compute=settings.compute
+    )
     async with serving(settings, mesh, ExpertStore(source, facts.experts), facts.revision) as service:
         yield service
 

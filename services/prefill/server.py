@@ -11,7 +11,6 @@ from meshfire.api.prefill.v1 import prefill_service_pb2, prefill_service_pb2_grp
 from meshfire.api.router.v1 import work_service_pb2 as work_pb
 from meshfire.kv.block_pool import BlockPool
 from meshfire.kv.lease import LeaseTimeouts
-from meshfire.kv.store import KvStore
 from meshfire.runtime.serve import Mesh, Service
 from meshfire.worker.link import WorkerLink
 from meshfire.worker.model_worker import ModelWorker, model_worker
@@ -46,7 +45,7 @@ class _Parts:
     def __init__(self, settings: PrefillSettings, worker: ModelWorker) -> None:
         self._worker = worker
         mesh, model = worker.mesh, worker.model
-        self._store = KvStore(model.geometry, settings.blocks_of(model.geometry))
+        self._store = worker.store
         pool = BlockPool(self._store.num_blocks)
         self._instruments = PrefillInstruments(mesh.telemetry.meter)
         timeouts = LeaseTimeouts(settings.offer_ttl_s, settings.grant_ttl_s, settings.read_ttl_s)

@@ -24,8 +24,11 @@ import torch
 from torch import Tensor
 
 from meshfire.discovery import open_registry
-from meshfire.model.experts import LocalExperts, pack_swiglu
-from meshfire.model.interface import ExpertBackend, ExpertLayout, SwiGLU
+from meshfire.model.compute.fp32 import Fp32Compute
+from meshfire.model.compute.interface import Ffn
+from meshfire.model.experts import LocalExperts
+from meshfire.model.interface import ExpertBackend, ExpertLayout
+from meshfire.model.stored import StoredFfn
 from meshfire.placement.shard_map import placement_key, spread
 from meshfire.rpc.channels import ChannelPool
 from meshfire.runtime.model_thread import ModelThread
@@ -45,11 +48,11 @@ READY_S = 120.0
 class RandomExperts:
     """ExpertSource of seeded weights."""
 
-    def load(self, layer: int, expert: int) -> SwiGLU:
+    def load(self, layer: int, expert: int) -> Ffn:
         seeded = torch.Generator().manual_seed(expert)
         shapes = ((INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER))
         gate, up, down = (torch.randn(shape, generator=seeded) / 32 for shape in shapes)
-        return pack_swiglu(gate, up, down)
+        return Fp32Compute().ffn(StoredFfn.of(gate, up, down))
 
 
 def serve(shard_id: str, registry_url: str) -> None:

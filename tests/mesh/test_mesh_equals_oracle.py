@@ -67,14 +67,18 @@ async def test_tokens_and_logprobs_through_the_mesh_equal_transformers(
     assert counts.get("prefill", 1) > 1 or again.finished.usage.num_cached_tokens > 0
 
 
-async def test_the_mesh_gives_the_same_bits_as_one_process_for_any_shard_count(tmp_path: Path) -> None:
+async def test_the_mesh_gives_the_same_bits_as_one_process_for_any_number_of_shards_and_ranks(tmp_path: Path) -> None:
     directory = oracles.make_deepseek_checkpoint(tmp_path / "model", seed=9)
     prompt = prompt_of(20, seed=2)
     steps = InProcessModel(directory).logits([prompt], 12)
     # float64 as in the sampler, rounded once to the wire's float32: equal only if all logits are equal bit for bit
     expected = [float(one.double().log_softmax(-1).max().float()) for one in steps]
-    for num_shards in (1, 3):
-        async with in_process_mesh({"m": directory}, expert_shards=num_shards) as mesh:
+    for counts in (
+        {"expert_shards": 1},
+        {"expert_shards": 3},
+        {"expert_shards": 2, "tensor_parallel": 2, "decode": 2},
+    ):
+        async with in_process_mesh({"m": directory}, **counts) as mesh:
             sampling = Sampling(max_tokens=12, temperature=0, ignore_eos=True, num_logprobs=0)
             answer = await ask(mesh, prompt, sampling)
         assert answer.logprobs == expected

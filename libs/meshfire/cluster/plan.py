@@ -106,7 +106,11 @@ class _Builder:
         )
 
     def worker(self, role: str, number: int, model: ResolvedModel, shards: list[str]) -> ProcessSpec:
-        env = {**_model_env(model), "EXPERTS": "mesh" if model.expert_shards else "local"}
+        env = {
+            **_model_env(model),
+            "EXPERTS": "mesh" if model.expert_shards else "local",
+            "TENSOR_PARALLEL": str(model.topology.tensor_parallel),
+        }
         return self._spec(role, f"{role}-{number}", env, shards, model.topology.served_name)
 
     def gateway(self, number: int, routers: Sequence[ProcessSpec], workers: Sequence[ProcessSpec]) -> ProcessSpec:
@@ -148,5 +152,6 @@ def _model_env(model: ResolvedModel) -> dict[str, str]:
         "MODEL": model.topology.served_name,
         "MODEL_DIR": str(model.directory),
         "DENSE_SLICES": str(model.dense_slices),
+        "COMPUTE": model.topology.compute,
         "NUM_THREADS": str(model.topology.num_threads),
     }

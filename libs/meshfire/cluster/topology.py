@@ -9,6 +9,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from meshfire.errors import BadInput
+from meshfire.model.compute.names import ComputeName
 
 Count = Annotated[int, Field(ge=0, le=64)]
 
@@ -32,6 +33,10 @@ class ModelTopology(_Strict):
     expert_shards: Count | None = None
     #: slices that each dense FFN is cut into, served by the shards; None = one per shard if the model has no experts
     dense_slices: Count | None = None
+    #: how the workers compute: auto = at the checkpoint's precision
+    compute: ComputeName = "auto"
+    #: ranks of each prefill and decode worker, which share its heads, neurons and columns
+    tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
     #: torch threads of each worker
     num_threads: Annotated[int, Field(ge=1)] = 1
 

@@ -17,15 +17,20 @@ from meshfire.model.interface import KvGeometry
 
 
 class KvStore:
-    """KV rows of `num_blocks` blocks; slot = block x P + offset."""
+    """KV rows of `num_blocks` blocks; slot = block x P + offset.
 
-    def __init__(self, geometry: KvGeometry, num_blocks: int) -> None:
+    `memory`: zeroed bytes to use, at least num_blocks x block_bytes (uint8), for a cache that processes share.
+    """
+
+    def __init__(self, geometry: KvGeometry, num_blocks: int, memory: Tensor | None = None) -> None:
         self.geometry = geometry
         self.num_blocks = num_blocks
         shape = (geometry.num_layers, num_blocks, geometry.block_tokens, geometry.row_width)
-        # numpy's zeros come from calloc: memory is taken as blocks are first written, not at the start.
-        zeros = np.zeros(math.prod(shape) * geometry.dtype.itemsize, dtype=np.uint8)
-        self._blocks = torch.from_numpy(zeros).view(geometry.dtype).view(shape)
+        num_bytes = math.prod(shape) * geometry.dtype.itemsize
+        if memory is None:
+            # numpy's zeros come from calloc: memory is taken as blocks are first written, not at the start.
+            memory = torch.from_numpy(np.zeros(num_bytes, dtype=np.uint8))
+        self._blocks = memory[:num_bytes].view(geometry.dtype).view(shape)
         self._slots = self._blocks.view(geometry.num_layers, -1, geometry.row_width)
 
     def write(self, layer: int, slots: Tensor, rows: Tensor) -> None:
@@ -36,6 +41,11 @@ class KvStore:
         """The first `num_tokens` rows of the sequence whose blocks are `block_table` [B] int64: [num_tokens, W]."""
         rows = self._blocks[layer].index_select(0, block_table)
         return rows.view(-1, self.geometry.row_width)[:num_tokens]
+
+    @property
+    def blocks(self) -> Tensor:
+        """All of it: [L, num_blocks, P, W]."""
+        return self._blocks
 
     def export_block(self, block: int, *, num_tokens: int | None = None) -> Tensor:
         """A copy of one block over all layers: [L, P, W]. Rows past `num_tokens` (default: P) are zero.

@@ -13,16 +13,17 @@ from meshfire.model.feed_forward import FeedForward
 from meshfire.model.ffn_weights import FfnShape
 from meshfire.model.interface import KvGeometry
 from meshfire.model.norm import RmsNorm
+from meshfire.model.partition import KvColumns
 from meshfire.model.tensors import DecoderTensors, LayerTensors
 
 
 @dataclass(frozen=True)
 class Blueprint:
-    """Sizes of a decoder. `row_width`: numbers per token and layer of KV; `tied`: the embedding is the head."""
+    """Sizes of a decoder. `kv`: the row of a token and layer in the cache; `tied`: the embedding is the head."""
 
     vocab_size: int
     ffn: FfnShape
-    row_width: int
+    kv: KvColumns
     context_tokens: int
     norm_eps: float
     tied: bool
@@ -51,7 +52,7 @@ def assemble(
 
     num_layers = len(blueprint.ffn.num_experts)
     return Decoder(
-        geometry=KvGeometry(num_layers, block_tokens, blueprint.row_width),
+        geometry=KvGeometry(num_layers, block_tokens, blueprint.kv.rank_width(tensors.partition.size)),
         context_tokens=blueprint.context_tokens,
         experts=blueprint.ffn.layout(dense_slices),
         embedding=tensors.embedding(blueprint.vocab_size, hidden_size),

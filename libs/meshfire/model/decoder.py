@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 
 from meshfire.errors import InvalidPrompt
+from meshfire.model.compute.interface import Linear
 from meshfire.model.feed_forward import FeedForward
 from meshfire.model.interface import ExpertBackend, ExpertLayout, ForwardBatch, KvGeometry, KvView
-from meshfire.model.linear import Linear
 from meshfire.model.norm import RmsNorm
 
 

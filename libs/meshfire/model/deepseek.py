@@ -11,12 +11,13 @@ from meshfire.errors import CheckpointError
 from meshfire.model.assemble import Blueprint, assemble
 from meshfire.model.config import Fields
 from meshfire.model.feed_forward import FeedForward, RoutedFfn, SlicedFfn, WholeFfn
-from meshfire.model.ffn_weights import FfnShape, load_ffn
+from meshfire.model.ffn_weights import FfnShape
 from meshfire.model.gate import Gate
 from meshfire.model.interface import CausalLM
 from meshfire.model.linear import pack
 from meshfire.model.mla import Absorption, LatentAttention, MlaShape, QueryProjection
 from meshfire.model.norm import RmsNorm
+from meshfire.model.partition import KvColumns
 from meshfire.model.rope import RopeConfig, rope_config
 from meshfire.model.spec import refuse_quantized
 from meshfire.model.tensors import DecoderTensors, LayerTensors
@@ -57,12 +58,15 @@ class DeepseekSpec:
         """Positions the model was made for."""
         return self.rope.context_tokens
 
+    @property
+    def kv(self) -> KvColumns:
+        """The latent and the shared key, which every head needs whole."""
+        return KvColumns(self.attention.row_width, 0)
+
     def build(self, tensors: DecoderTensors, *, dense_slices: int, block_tokens: int) -> CausalLM:
         """Load attention, norms, gates, shared experts, embedding, head, and dense FFNs unless they are sliced."""
         return assemble(
-            Blueprint(
-                self.vocab_size, self.ffn, self.attention.row_width, self.context_tokens, self.norm_eps, self.tied
-            ),
+            Blueprint(self.vocab_size, self.ffn, self.kv, self.context_tokens, self.norm_eps, self.tied),
             tensors,
             self._attention,
             lambda weights, index: self._feed_forward(weights, index, dense_slices),
@@ -75,15 +79,18 @@ class DeepseekSpec:
         return self._routed(weights, num_experts) if num_experts else self._dense(weights, dense_slices)
 
     def _attention(self, weights: LayerTensors) -> LatentAttention:
-        shape = self.attention
-        kv_b = weights.matrix("self_attn.kv_b_proj", shape.num_heads * (shape.nope + shape.value), shape.latent)
-        out_sizes = {"self_attn.o_proj": self.ffn.hidden_size}
+        shape, mine = self.attention, self.attention.share(weights.partition)
+        per_head = shape.nope + shape.value
+        heads = weights.partition.share(shape.num_heads, "num_attention_heads")
+        kv_b = weights.matrix("self_attn.kv_b_proj", shape.num_heads * per_head, shape.latent)
+        my_kv_b = kv_b[heads.start * per_head : heads.stop * per_head]
+        out_columns, hidden_size = shape.num_heads * shape.value, self.ffn.hidden_size
         return LatentAttention(
-            shape=shape,
+            shape=mine,
             query=self._query(weights),
             latent_norm=RmsNorm(weights.vector("self_attn.kv_a_layernorm.weight", shape.latent), LATENT_NORM_EPS),
-            absorption=Absorption.cut(kv_b, shape),
-            out=weights.linear(shape.num_heads * shape.value, out_sizes, bias=self.attention_bias),
+            absorption=Absorption.cut(my_kv_b, mine),
+            out=weights.output("self_attn.o_proj", hidden_size, out_columns, bias=self.attention_bias),
             rope=self.rope.build(shape.rope, interleaved=self.rope_interleaved),
             scale=(shape.nope + shape.rope) ** -0.5 * self.rope.softmax_factor,
             absorbed_max_tokens=shape.absorbed_max_tokens,
@@ -97,15 +104,17 @@ class DeepseekSpec:
         if not rank:
             if self.attention_bias:
                 raise CheckpointError("attention_bias without q_lora_rank is not supported", field="attention_bias")
-            return QueryProjection(weights.linear(hidden_size, {"self_attn.q_proj": query_size} | kv_sizes), None, None)
+            sizes = {"self_attn.q_proj": query_size} | kv_sizes
+            return QueryProjection(weights.linear(hidden_size, sizes, shared=["self_attn.q_proj"]), None, None)
         down = weights.linear(hidden_size, {"self_attn.q_a_proj": rank} | kv_sizes, bias=self.attention_bias)
         norm = RmsNorm(weights.vector("self_attn.q_a_layernorm.weight", rank), LATENT_NORM_EPS)
-        return QueryProjection(down, norm, weights.linear(rank, {"self_attn.q_b_proj": query_size}))
+        up = weights.linear(rank, {"self_attn.q_b_proj": query_size}, shared=["self_attn.q_b_proj"])
+        return QueryProjection(down, norm, up)
 
     def _dense(self, weights: LayerTensors, dense_slices: int) -> FeedForward:
         if dense_slices:
             return SlicedFfn(dense_slices)
-        return WholeFfn(load_ffn(weights, "mlp", self.ffn.hidden_size, self.ffn.dense_size))
+        return WholeFfn(weights.packed_ffn("mlp", self.ffn.hidden_size, self.ffn.dense_size))
 
     def _routed(self, weights: LayerTensors, num_experts: int) -> RoutedFfn:
         gate = Gate(
@@ -120,7 +129,7 @@ class DeepseekSpec:
         if not self.num_shared_experts:
             return RoutedFfn(gate, None)
         shared_size = self.num_shared_experts * self.ffn.expert_size
-        return RoutedFfn(gate, load_ffn(weights, "mlp.shared_experts", self.ffn.hidden_size, shared_size))
+        return RoutedFfn(gate, weights.packed_ffn("mlp.shared_experts", self.ffn.hidden_size, shared_size))
 
 
 def parse(config: Fields) -> DeepseekSpec:

@@ -1,4 +1,4 @@
-"""FFN arithmetic: one SwiGLU, and the weighted sum over the experts that a gate chose.
+"""The weighted sum over the experts that a gate chose.
 
 Owns how expert outputs are combined: exactly, in fixed point, so the total does not depend on which process computed
 which expert. Knows nothing of gates, transport or where weights come from.
@@ -11,38 +11,21 @@ from dataclasses import dataclass
 from typing import Protocol
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from meshfire.errors import InvalidTensor, UnknownExpert
+from meshfire.model.compute.interface import Ffn
 from meshfire.model.fixed_point import MAX_TERMS, from_fixed, to_fixed
-from meshfire.model.interface import SwiGLU
-from meshfire.model.linear import linear, pack
-
-#: inner sizes are padded to whole SIMD vectors: a vector loop's scalar tail rounds exp() differently
-_INNER_MULTIPLE = 16
 
 
 class ExpertSource(Protocol):
     """Where the weights of (layer, expert) pairs come from."""
 
-    def load(self, layer: int, expert: int) -> SwiGLU:
+    def load(self, layer: int, expert: int) -> Ffn:
         """Read one expert's tensors and nothing else. Raises UnknownExpert."""
 
 
-def pack_swiglu(gate: Tensor, up: Tensor, down: Tensor) -> SwiGLU:
-    """Prepare weights in any float type (gate and up [I, H], down [H, I]); I grows to a multiple of 16 with zeros."""
-    spare = -gate.shape[0] % _INNER_MULTIPLE
-    return SwiGLU(pack(F.pad(gate, (0, 0, 0, spare))), pack(F.pad(up, (0, 0, 0, spare))), pack(F.pad(down, (0, spare))))
-
-
-def swiglu(rows: Tensor, weights: SwiGLU) -> Tensor:
-    """down(silu(gate x) · up x): [T, H] → [T, H] float32."""
-    inner = F.silu(linear(rows, weights.gate)) * linear(rows, weights.up)
-    return linear(inner, weights.down)
-
-
-def weighted_sum(hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: Mapping[int, SwiGLU]) -> Tensor:
+def weighted_sum(hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts: Mapping[int, Ffn]) -> Tensor:
     """Sum over k of topk_weights · E_topk_ids(hidden), in units of 2^-40: int64 [T, H].
 
     `hidden` [T, H] float32, `topk_ids` [T, K] (-1 = no expert), `topk_weights` [T, K] float32. Raises UnknownExpert for
@@ -54,7 +37,7 @@ def weighted_sum(hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor, experts
     for expert, tokens, columns in _by_expert(topk_ids):
         if expert not in experts:
             raise UnknownExpert(f"expert {expert} is not held here", field="topk_ids", metadata={"expert": str(expert)})
-        output = swiglu(hidden[tokens], experts[expert]).to(torch.float64)
+        output = experts[expert](hidden[tokens]).to(torch.float64)
         weights = topk_weights[tokens, columns].to(torch.float64)
         total.index_add_(0, tokens, to_fixed(output * weights[:, None], field="hidden"))
     return total
@@ -93,7 +76,7 @@ class LocalExperts:
 
     def __init__(self, source: ExpertSource) -> None:
         self._source = source
-        self._layers: dict[int, dict[int, SwiGLU]] = {}
+        self._layers: dict[int, dict[int, Ffn]] = {}
 
     def dispatch(self, layer: int, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> ReadyExperts:
         """Compute the experts of one layer. Shapes as in `ExpertBackend`. Raises UnknownExpert, NonFiniteValue."""

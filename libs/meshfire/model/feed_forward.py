@@ -11,9 +11,9 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from meshfire.model.experts import swiglu
+from meshfire.model.compute.interface import Ffn
 from meshfire.model.gate import Gate
-from meshfire.model.interface import ExpertBackend, SwiGLU
+from meshfire.model.interface import ExpertBackend
 
 
 class FeedForward(Protocol):
@@ -27,11 +27,11 @@ class FeedForward(Protocol):
 class WholeFfn:
     """A dense FFN computed in this process."""
 
-    weights: SwiGLU
+    ffn: Ffn
 
     def __call__(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Tensor:
         """As FeedForward; `experts` is not asked."""
-        return swiglu(hidden, self.weights)
+        return self.ffn(hidden)
 
 
 @dataclass(frozen=True)
@@ -52,12 +52,12 @@ class RoutedFfn:
     """Routed experts plus the shared expert, which is computed while the routed ones are under way."""
 
     gate: Gate
-    shared: SwiGLU | None
+    shared: Ffn | None
 
     def __call__(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Tensor:
         """As FeedForward."""
         pending = experts.dispatch(layer, hidden, *self.gate.choose(hidden))
         if self.shared is None:
             return pending.result()
-        shared = swiglu(hidden, self.shared)
+        shared = self.shared(hidden)
         return pending.result() + shared

@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from meshfire.errors import CheckpointError, UnknownExpert
-from meshfire.model.experts import pack_swiglu
+from meshfire.model.compute.interface import Ffn
 from meshfire.model.fixed_point import MAX_TERMS
-from meshfire.model.interface import ExpertLayout, SwiGLU
+from meshfire.model.interface import ExpertLayout
+from meshfire.model.stored import StoredFfn
 from meshfire.model.tensors import DecoderTensors, LayerTensors
 
 
@@ -42,17 +43,21 @@ class CheckpointExperts:
     shape: FfnShape
     dense_slices: int
 
-    def load(self, layer: int, expert: int) -> SwiGLU:
-        """Read that expert's tensors only. Raises UnknownExpert, CheckpointError."""
+    def load(self, layer: int, expert: int) -> Ffn:
+        """Read and pack that expert's tensors only. Raises UnknownExpert, CheckpointError."""
+        return self.tensors.compute.ffn(self._stored(layer, expert))
+
+    def _stored(self, layer: int, expert: int) -> StoredFfn:
         counts = self.shape.layout(self.dense_slices).num_experts
         if not (0 <= layer < len(counts) and 0 <= expert < counts[layer]):
             raise UnknownExpert(f"the model has no expert {expert} in layer {layer}", field="expert")
         weights = self.tensors.layer(layer)
         if self.shape.num_experts[layer] == 0:
-            return load_slice(weights, self.shape, slice_bounds(self.shape.dense_size, self.dense_slices, expert))
+            rows = slice_bounds(self.shape.dense_size, self.dense_slices, expert)
+            return weights.ffn("mlp", self.shape.hidden_size, self.shape.dense_size, rows)
         if "mlp.experts.gate_up_proj" in weights:
             return _load_stacked(weights, self.shape, self.shape.num_experts[layer], expert)
-        return load_ffn(weights, f"mlp.experts.{expert}", self.shape.hidden_size, self.shape.expert_size)
+        return weights.ffn(f"mlp.experts.{expert}", self.shape.hidden_size, self.shape.expert_size)
 
 
 def slice_bounds(size: int, num_slices: int, index: int) -> slice:
@@ -62,30 +67,11 @@ def slice_bounds(size: int, num_slices: int, index: int) -> slice:
     return slice(start, start + share + (index < spare))
 
 
-def load_ffn(weights: LayerTensors, name: str, hidden_size: int, inner_size: int) -> SwiGLU:
-    """`name`.{gate,up,down}_proj.weight as one FFN."""
-    return pack_swiglu(
-        weights.matrix(f"{name}.gate_proj", inner_size, hidden_size),
-        weights.matrix(f"{name}.up_proj", inner_size, hidden_size),
-        weights.matrix(f"{name}.down_proj", hidden_size, inner_size),
-    )
-
-
-def load_slice(weights: LayerTensors, shape: FfnShape, rows: slice) -> SwiGLU:
-    """Inner neurons `rows` of a dense FFN: the sum over all slices is the whole."""
-    up_shape, down_shape = (shape.dense_size, shape.hidden_size), (shape.hidden_size, shape.dense_size)
-    return pack_swiglu(
-        weights.stored("mlp.gate_proj.weight", up_shape, (rows,)),
-        weights.stored("mlp.up_proj.weight", up_shape, (rows,)),
-        weights.stored("mlp.down_proj.weight", down_shape, (slice(None), rows)),
-    )
-
-
-def _load_stacked(weights: LayerTensors, shape: FfnShape, num_experts: int, expert: int) -> SwiGLU:
+def _load_stacked(weights: LayerTensors, shape: FfnShape, num_experts: int, expert: int) -> StoredFfn:
     """From transformers' stacked layout: gate_up_proj [E, 2I, H] (gate first), down_proj [E, H, I]."""
     one = (slice(expert, expert + 1),)
     hidden, inner = shape.hidden_size, shape.expert_size
     gate_up = weights.stored("mlp.experts.gate_up_proj", (num_experts, 2 * inner, hidden), one)[0]
     down = weights.stored("mlp.experts.down_proj", (num_experts, hidden, inner), one)[0]
     gate, up = torch.split(gate_up, inner)
-    return pack_swiglu(gate, up, down)
+    return StoredFfn.of(gate, up, down)

@@ -5,14 +5,15 @@ Owns the row: all rotated key heads, then all value heads. Knows nothing of page
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from meshfire.model.attention import ATTENTION_DTYPE, attend
+from meshfire.model.compute.interface import Linear
 from meshfire.model.interface import ForwardBatch, KvView
-from meshfire.model.linear import Linear
+from meshfire.model.partition import Partition
 from meshfire.model.rope import Rope
 
 
@@ -23,6 +24,11 @@ class GqaShape:
     num_heads: int
     num_kv_heads: int
     head_dim: int
+
+    def share(self, partition: Partition) -> GqaShape:
+        """The heads of one rank. Raises CheckpointError if they do not divide evenly."""
+        keys = partition.share(self.num_kv_heads, "num_key_value_heads")
+        return replace(self, num_heads=self.num_heads // partition.size, num_kv_heads=keys.stop - keys.start)
 
     @property
     def row_width(self) -> int:

@@ -94,15 +94,6 @@ class ExpertLayout:
     hidden_size: int
 
 
-@dataclass(frozen=True)
-class SwiGLU:
-    """One expert's weights: gate and up [I, H], down [H, I]; y = down(silu(gate x) * up x)."""
-
-    gate: Tensor
-    up: Tensor
-    down: Tensor
-
-
 class CausalLM(Protocol):
     """A decoder: embedding, attention, gates, shared experts, head. Routed experts and FFN slices are the backend's."""
 

@@ -8,26 +8,12 @@ stays with one kernel. Knows nothing of layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 #: below this many rows BLAS switches to matrix-vector kernels with another summation order
 _MIN_ROWS = 4
-
-
-@dataclass(frozen=True)
-class Linear:
-    """y = x Wᵀ + b. `weight` [out, in] as `pack` made it, `bias` [out] or None."""
-
-    weight: Tensor
-    bias: Tensor | None = None
-
-    def __call__(self, rows: Tensor) -> Tensor:
-        """[T, in] → [T, out], float32."""
-        return linear(rows, self.weight, self.bias)
 
 
 def pack(weight: Tensor) -> Tensor:

@@ -11,9 +11,10 @@ from meshfire.errors import CheckpointError
 from meshfire.model.assemble import Blueprint, assemble
 from meshfire.model.config import Fields
 from meshfire.model.feed_forward import FeedForward, SlicedFfn, WholeFfn
-from meshfire.model.ffn_weights import FfnShape, load_ffn
+from meshfire.model.ffn_weights import FfnShape
 from meshfire.model.gqa import GqaShape, GroupedQueryAttention
 from meshfire.model.interface import CausalLM
+from meshfire.model.partition import KvColumns
 from meshfire.model.rope import RopeConfig, rope_config
 from meshfire.model.spec import refuse_quantized
 from meshfire.model.tensors import DecoderTensors, LayerTensors
@@ -36,12 +37,15 @@ class LlamaSpec:
         """Positions the model was made for."""
         return self.rope.context_tokens
 
+    @property
+    def kv(self) -> KvColumns:
+        """Keys, then values."""
+        return KvColumns(self.attention.row_width, 2)
+
     def build(self, tensors: DecoderTensors, *, dense_slices: int, block_tokens: int) -> CausalLM:
         """Load attention, norms, embedding, head, and FFNs unless they are sliced."""
         return assemble(
-            Blueprint(
-                self.vocab_size, self.ffn, self.attention.row_width, self.context_tokens, self.norm_eps, self.tied
-            ),
+            Blueprint(self.vocab_size, self.ffn, self.kv, self.context_tokens, self.norm_eps, self.tied),
             tensors,
             self._attention,
             lambda weights, _: self._ffn(weights, dense_slices),
@@ -54,16 +58,16 @@ class LlamaSpec:
         query_size, key_size = shape.num_heads * shape.head_dim, shape.num_kv_heads * shape.head_dim
         sizes = {"self_attn.q_proj": query_size, "self_attn.k_proj": key_size, "self_attn.v_proj": key_size}
         return GroupedQueryAttention(
-            shape=shape,
-            qkv=weights.linear(hidden_size, sizes, bias=self.attention_bias),
-            out=weights.linear(query_size, {"self_attn.o_proj": hidden_size}, bias=self.attention_bias),
+            shape=shape.share(weights.partition),
+            qkv=weights.linear(hidden_size, sizes, bias=self.attention_bias, shared=sizes),
+            out=weights.output("self_attn.o_proj", hidden_size, query_size, bias=self.attention_bias),
             rope=self.rope.build(shape.head_dim),
         )
 
     def _ffn(self, weights: LayerTensors, dense_slices: int) -> FeedForward:
         if dense_slices:
             return SlicedFfn(dense_slices)
-        return WholeFfn(load_ffn(weights, "mlp", self.ffn.hidden_size, self.ffn.dense_size))
+        return WholeFfn(weights.packed_ffn("mlp", self.ffn.hidden_size, self.ffn.dense_size))
 
 
 def parse(config: Fields) -> LlamaSpec:

@@ -9,15 +9,16 @@ arXiv 2405.04434 §2.1. Knows nothing of pages beyond `KvView`.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from meshfire.model.attention import ATTENTION_DTYPE, attend
+from meshfire.model.compute.interface import Linear
 from meshfire.model.interface import ForwardBatch, KvView, SequenceSlice
-from meshfire.model.linear import Linear
 from meshfire.model.norm import RmsNorm
+from meshfire.model.partition import Partition
 from meshfire.model.rope import Rope
 
 
@@ -30,6 +31,11 @@ class MlaShape:
     rope: int
     value: int
     latent: int
+
+    def share(self, partition: Partition) -> MlaShape:
+        """The heads of one rank. Raises CheckpointError if they do not divide evenly."""
+        heads = partition.share(self.num_heads, "num_attention_heads")
+        return replace(self, num_heads=heads.stop - heads.start)
 
     @property
     def row_width(self) -> int:

@@ -13,10 +13,12 @@ from typing import Any
 from meshfire.errors import CheckpointError
 from meshfire.model import deepseek, llama
 from meshfire.model.checkpoint import Checkpoint
+from meshfire.model.compute.choose import choose
 from meshfire.model.config import Fields, read_json, read_optional_json
 from meshfire.model.experts import ExpertSource
 from meshfire.model.ffn_weights import CheckpointExperts
 from meshfire.model.interface import CausalLM, ExpertLayout
+from meshfire.model.partition import WHOLE, KvColumns, Partition
 from meshfire.model.revision import model_revision
 from meshfire.model.spec import ModelSpec
 from meshfire.model.tensors import DecoderTensors
@@ -75,22 +77,36 @@ def describe(directory: Path, *, dense_slices: int = 0) -> ModelFacts:
     )
 
 
-def load(directory: Path, *, dense_slices: int = 0, block_tokens: int = 16) -> CausalLM:
+def load(
+    directory: Path,
+    *,
+    dense_slices: int = 0,
+    block_tokens: int = 16,
+    compute: str = "auto",
+    partition: Partition = WHOLE,
+) -> CausalLM:
     """Load a decoder without routed experts, and without dense FFNs if they are cut into `dense_slices` > 0 slices.
 
-    Raises CheckpointError naming the field, file or tensor.
+    `compute` names the path of its arithmetic; `partition` is the share of heads, neurons and columns that this process
+    has; `kv_columns` says how wide its KV rows are. Raises CheckpointError naming the field, file or tensor, BadInput.
     """
     spec = _parse(read_json(directory, "config.json"))
     spec.ffn.layout(dense_slices)
-    tensors = DecoderTensors.find(Checkpoint(directory))
+    tensors = DecoderTensors.find(Checkpoint(directory), choose(compute), partition)
     return spec.build(tensors, dense_slices=dense_slices, block_tokens=block_tokens)
 
 
-def open_experts(directory: Path, *, dense_slices: int = 0) -> ExpertSource:
-    """The model's experts, read one at a time. Raises CheckpointError."""
+def kv_columns(directory: Path) -> KvColumns:
+    """The KV row of a token and layer, and how ranks share it. Raises CheckpointError."""
+    return _parse(read_json(directory, "config.json")).kv
+
+
+def open_experts(directory: Path, *, dense_slices: int = 0, compute: str = "auto") -> ExpertSource:
+    """The model's experts, read one at a time. Raises CheckpointError, BadInput."""
     spec = _parse(read_json(directory, "config.json"))
     spec.ffn.layout(dense_slices)
-    return CheckpointExperts(DecoderTensors.find(Checkpoint(directory)), spec.ffn, dense_slices)
+    tensors = DecoderTensors.find(Checkpoint(directory), choose(compute))
+    return CheckpointExperts(tensors, spec.ffn, dense_slices)
 
 
 def _parse(config: Fields) -> ModelSpec:

@@ -11,6 +11,7 @@ from meshfire.errors import CheckpointError
 from meshfire.model.config import Fields
 from meshfire.model.ffn_weights import FfnShape
 from meshfire.model.interface import CausalLM
+from meshfire.model.partition import KvColumns
 from meshfire.model.tensors import DecoderTensors
 
 
@@ -28,6 +29,10 @@ class ModelSpec(Protocol):
     @property
     def ffn(self) -> FfnShape:
         """The FFN of every layer."""
+
+    @property
+    def kv(self) -> KvColumns:
+        """The KV row of a token and layer."""
 
     def build(self, tensors: DecoderTensors, *, dense_slices: int, block_tokens: int) -> CausalLM:
         """Load everything but routed experts and FFN slices. Raises CheckpointError."""

@@ -20,9 +20,17 @@ from meshfire.model.interface import ForwardBatch, SequenceSlice
 class InProcessModel:
     """Loads a model directory with all its experts. Raises CheckpointError."""
 
-    def __init__(self, directory: Path, *, dense_slices: int = 0, max_batch: int = 8, max_tokens: int = 2048) -> None:
-        self.model = registry.load(directory, dense_slices=dense_slices)
-        self._experts = LocalExperts(registry.open_experts(directory, dense_slices=dense_slices))
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        dense_slices: int = 0,
+        max_batch: int = 8,
+        max_tokens: int = 2048,
+        compute: str = "auto",
+    ) -> None:
+        self.model = registry.load(directory, dense_slices=dense_slices, compute=compute)
+        self._experts = LocalExperts(registry.open_experts(directory, dense_slices=dense_slices, compute=compute))
         self._block_tokens = self.model.geometry.block_tokens
         self._blocks_each = -(-max_tokens // self._block_tokens)
         self._store = KvStore(self.model.geometry, max_batch * self._blocks_each)

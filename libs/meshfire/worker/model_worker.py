@@ -12,9 +12,11 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 from meshfire.api.router.v1 import work_service_pb2 as pb
+from meshfire.kv.store import KvStore
 from meshfire.model import registry as models
 from meshfire.model.experts import LocalExperts as InProcessExperts
-from meshfire.model.interface import CausalLM
+from meshfire.model.interface import CausalLM, KvGeometry
+from meshfire.parallel.ranks import ModelOptions, open_ranks
 from meshfire.rpc import geometry as geometry_codec
 from meshfire.runtime.model_thread import ModelThread
 from meshfire.runtime.serve import Mesh
@@ -33,6 +35,8 @@ class ModelWorker:
     mesh: Mesh
     facts: models.ModelFacts
     model: CausalLM
+    #: its KV; the only one that `model` may be given
+    store: KvStore
     thread: ModelThread
     experts: Experts
 
@@ -68,14 +72,43 @@ async def model_worker(name: str, settings: ModelWorkerSettings, mesh: Mesh) -> 
         thread = ModelThread(f"{name}-model", settings.num_threads)
         stack.push_async_callback(asyncio.to_thread, thread.close)
         facts = await thread.run(models.describe, settings.model_dir, dense_slices=settings.dense_slices)
+        model, store = await stack.enter_async_context(_model(settings, mesh, facts, thread))
+        experts = await stack.enter_async_context(_experts(settings, mesh, facts, worker_id))
+        yield ModelWorker(worker_id, settings, mesh, facts, model, store, thread, experts)
+
+
+@asynccontextmanager
+async def _model(
+    settings: ModelWorkerSettings, mesh: Mesh, facts: models.ModelFacts, thread: ModelThread
+) -> AsyncIterator[tuple[CausalLM, KvStore]]:
+    """The model in this process or on several ranks, and the memory for its KV."""
+    if settings.tensor_parallel == 1:
         model = await thread.run(
             models.load,
             settings.model_dir,
             dense_slices=settings.dense_slices,
             block_tokens=settings.block_tokens,
+            compute=settings.compute,
         )
-        experts = await stack.enter_async_context(_experts(settings, mesh, facts, worker_id))
-        yield ModelWorker(worker_id, settings, mesh, facts, model, thread, experts)
+        yield model, KvStore(model.geometry, settings.blocks_of(model.geometry))
+        return
+    columns = models.kv_columns(settings.model_dir)
+    geometry = KvGeometry(len(facts.experts.num_experts), settings.block_tokens, columns.row_width)
+    options = ModelOptions(settings.model_dir, settings.dense_slices, settings.block_tokens, settings.compute)
+    async with open_ranks(
+        options,
+        geometry,
+        settings.blocks_of(geometry),
+        thread,
+        size=settings.tensor_parallel,
+        num_threads=settings.num_threads,
+        timeout_s=settings.rank_timeout_s,
+    ) as ranked:
+        watch = mesh.tasks.create_task(ranked.watch(), name="ranks")
+        try:
+            yield ranked.model, ranked.store
+        finally:
+            watch.cancel()
 
 
 @asynccontextmanager
@@ -84,7 +117,7 @@ async def _experts(
 ) -> AsyncIterator[Experts]:
     """The mesh's expert shards once all are found, or this process's own experts."""
     if settings.experts == "local" or not any(facts.experts.num_experts):
-        source = models.open_experts(settings.model_dir, dense_slices=settings.dense_slices)
+        source = models.open_experts(settings.model_dir, dense_slices=settings.dense_slices, compute=settings.compute)
         yield LocalExperts(InProcessExperts(source))
         return
     async with ExpertMesh.open(

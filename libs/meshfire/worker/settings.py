@@ -7,6 +7,7 @@ from typing import Literal
 
 from pydantic import Field
 
+from meshfire.model.compute.names import ComputeName
 from meshfire.model.interface import KvGeometry
 from meshfire.runtime.settings import ServiceSettings
 
@@ -28,6 +29,12 @@ class ModelWorkerSettings(ServiceSettings):
     num_kv_blocks: int = Field(default=0, ge=0)
     #: Memory for KV, taken as it is used.
     kv_cache_bytes: int = Field(default=512 * 1024 * 1024, ge=1)
+    #: How matrix products are computed; auto = at the checkpoint's precision. Same in the whole mesh.
+    compute: ComputeName = "auto"
+    #: Ranks that share the model's heads, neurons and output columns, one process each; 1 = this process alone.
+    tensor_parallel: int = Field(default=1, ge=1, le=64)
+    #: Longest silence of a rank before this worker gives up and starts anew.
+    rank_timeout_s: float = Field(default=30.0, gt=0)
     #: Threads of one matrix product.
     num_threads: int = Field(default=1, ge=1)
 

@@ -15,8 +15,10 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from torch import Tensor
 
 from meshfire.discovery.memory import MemoryRegistry, MemorySpace
-from meshfire.model.experts import pack_swiglu
-from meshfire.model.interface import ExpertLayout, SwiGLU
+from meshfire.model.compute.fp32 import Fp32Compute
+from meshfire.model.compute.interface import Ffn
+from meshfire.model.interface import ExpertLayout
+from meshfire.model.stored import StoredFfn
 from meshfire.placement.shard_map import ShardMap, placement_key
 from meshfire.rpc.channels import ChannelPool
 from meshfire.runtime.model_thread import ModelThread
@@ -46,9 +48,9 @@ class TinySource:
 
     read: list[tuple[int, int]] = field(default_factory=list)
 
-    def load(self, layer: int, expert: int) -> SwiGLU:
+    def load(self, layer: int, expert: int) -> Ffn:
         self.read.append((layer, expert))
-        return pack_swiglu(*plain_weights(layer, expert))
+        return Fp32Compute().ffn(StoredFfn.of(*plain_weights(layer, expert)))
 
 
 def plain_sum(layer: int, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Tensor:

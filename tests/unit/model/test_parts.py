@@ -13,14 +13,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from meshfire.errors import InvalidTensor, NonFiniteValue, UnknownExpert
+from meshfire.model.compute.fp32 import Fp32Compute
+from meshfire.model.compute.interface import Ffn
 from meshfire.model.config import Fields
-from meshfire.model.experts import LocalExperts, pack_swiglu, weighted_sum
+from meshfire.model.experts import LocalExperts, weighted_sum
 from meshfire.model.ffn_weights import slice_bounds
 from meshfire.model.fixed_point import FIXED_LIMIT, FIXED_UNIT, from_fixed, to_fixed
 from meshfire.model.gate import Gate
-from meshfire.model.interface import SwiGLU
 from meshfire.model.linear import pack
 from meshfire.model.rope import rope_config
+from meshfire.model.stored import StoredFfn
 
 HIDDEN, INNER, NUM_EXPERTS = 12, 20, 6
 
@@ -49,9 +51,9 @@ class Source:
     def __init__(self) -> None:
         self.read: list[tuple[int, int]] = []
 
-    def load(self, layer: int, expert: int) -> SwiGLU:
+    def load(self, layer: int, expert: int) -> Ffn:
         self.read.append((layer, expert))
-        return pack_swiglu(*plain_experts()[expert])
+        return Fp32Compute().ffn(StoredFfn.of(*plain_experts()[expert]))
 
 
 @settings(deadline=None, max_examples=30)
@@ -62,7 +64,7 @@ def test_the_weighted_sum_is_exact_over_any_split_of_the_experts(data: st.DataOb
     ids = torch.tensor(data.draw(cells), dtype=torch.int32).view(num_tokens, top_k)
     generator = torch.Generator().manual_seed(data.draw(st.integers(0, 99)))
     hidden, weights = torch.randn(num_tokens, HIDDEN, generator=generator), torch.rand(ids.shape, generator=generator)
-    experts = {index: pack_swiglu(*one) for index, one in enumerate(plain_experts())}
+    experts = {index: Fp32Compute().ffn(StoredFfn.of(*one)) for index, one in enumerate(plain_experts())}
     total = weighted_sum(hidden, ids, weights, experts)
     torch.testing.assert_close(from_fixed(total).double(), plain_sum(hidden, ids, weights), rtol=1e-4, atol=1e-4)
     left = torch.tensor(sorted(data.draw(st.sets(st.integers(0, NUM_EXPERTS - 1)))), dtype=torch.int32)
@@ -84,7 +86,7 @@ def test_local_experts_read_only_what_is_chosen_and_only_once() -> None:
 
 
 def test_bad_choices_are_named() -> None:
-    experts = {0: pack_swiglu(*plain_experts()[0])}
+    experts = {0: Fp32Compute().ffn(StoredFfn.of(*plain_experts()[0]))}
     with pytest.raises(UnknownExpert, match="expert 5"):
         weighted_sum(torch.zeros(1, HIDDEN), torch.tensor([[5]]), torch.ones(1, 1), experts)
     with pytest.raises(InvalidTensor, match="topk_ids"):

@@ -1,0 +1,1 @@
+"""Kernels by kind of device: compiled loops that the compute paths call."""

@@ -1,0 +1,1 @@
+"""Triton kernels of the CUDA path. Import one of its modules only where triton is installed."""

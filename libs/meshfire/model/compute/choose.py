@@ -1,0 +1,20 @@
+"""Which compute path a process uses: what `--compute` says, as an object.
+
+Owns the list of paths and what `auto` means. Knows nothing of models.
+"""
+
+from __future__ import annotations
+
+from typing import get_args
+
+from meshfire.errors import BadInput
+from meshfire.model.compute.fp32 import Fp32Compute
+from meshfire.model.compute.interface import Compute
+from meshfire.model.compute.names import ComputeName
+
+
+def choose(name: str = "auto") -> Compute:
+    """The path of that name. `auto` keeps the checkpoint's own precision. Raises BadInput for an unknown name."""
+    if name not in get_args(ComputeName):
+        raise BadInput(f"compute is {name!r}, expected one of {', '.join(get_args(ComputeName))}", field="compute")
+    return Fp32Compute()

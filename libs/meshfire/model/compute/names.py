@@ -1,0 +1,8 @@
+"""Names of compute paths, for settings: importable without torch."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+#: auto = the checkpoint's own precision as the device does it best
+ComputeName = Literal["auto", "fp32"]
