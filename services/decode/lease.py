@@ -19,6 +19,7 @@ from meshfire.kv.hashing import chain_hashes
 from meshfire.kv.transfer import KvManifest
 from meshfire.model.interface import KvGeometry
 from meshfire.model.sampling import SamplingRow
+from meshfire.model.sampling_counts import TokenCounts
 from meshfire.sched.batch import forward_batch
 from meshfire.sched.sequence import Sequence as TokenSequence
 from meshfire.telemetry.spans import traceparent_of
@@ -56,6 +57,11 @@ class DecodeLease:
         """Of its own span; every step sends it."""
         return traceparent_of(self.span)
 
+    @cached_property
+    def _token_counts(self) -> TokenCounts | None:
+        """For penalties, where the order has any; kept over its steps."""
+        return TokenCounts(self.order.prompt_ids) if self.order.params.has_penalties else None
+
     def advance_kv(self, event: type[kv_lease.ReaderEvent]) -> None:
         """One step of the KV's lease. Raises IllegalTransition for a step out of order."""
         reader_id = self.kv.reader_id
@@ -80,8 +86,11 @@ class DecodeLease:
     def next_choice(self) -> TokenChoice:
         """How its next token is chosen."""
         sequence, limits = self.sequence, self.order.limits
-        index = sequence.num_output_tokens
-        row = SamplingRow(self.order.params, sequence.num_tokens, self.order.prompt_ids, sequence.output_ids)
+        index, output_ids = sequence.num_output_tokens, sequence.output_ids
+        counts = self._token_counts
+        if counts is not None:
+            counts.catch_up(output_ids)
+        row = SamplingRow(self.order.params, sequence.num_tokens, self.order.prompt_ids, output_ids, counts=counts)
         return TokenChoice(row, limits.script.choice(index) if limits.script else None)
 
 

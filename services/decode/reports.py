@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import MeshfireError
-from meshfire.model.sampling import Sampled
+from meshfire.model.sampling import Sampled, TokenLogprobs
 from meshfire.worker.lease_key import LeaseKey
 from meshfire.worker.link import failure_of
 from services.decode.ending import Ending, FinishReason
@@ -65,12 +65,10 @@ def _progress(token: NewToken) -> pb.TokenProgress:
     message = pb.TokenProgress(
         request_id=key.request_id, epoch=key.epoch, first_index=token.index, token_ids=[token.sampled.token_id]
     )
-    if token.order.params.num_logprobs is not None:
-        message.logprobs.append(_logprobs(token.sampled))
+    if token.sampled.logprobs is not None:
+        message.logprobs.append(_logprobs(token.sampled.logprobs))
     return message
 
 
-def _logprobs(sampled: Sampled) -> sampling_pb2.TokenLogprobs:
-    return sampling_pb2.TokenLogprobs(
-        logprob=sampled.logprob, top_ids=sampled.top_ids, top_logprobs=sampled.top_logprobs
-    )
+def _logprobs(one: TokenLogprobs) -> sampling_pb2.TokenLogprobs:
+    return sampling_pb2.TokenLogprobs(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs)

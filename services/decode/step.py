@@ -7,13 +7,14 @@ but KV rows, and those only to what they will be again if it is repeated: a step
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from meshfire.model.interface import CausalLM, ExpertBackend, ForwardBatch, KvView
 from meshfire.model.sampling import Sampled, SamplingRow, sample
+from meshfire.model.sampling_logprobs import logprobs_of
 
 
 @dataclass(frozen=True)
@@ -42,7 +43,7 @@ def run_step(model: CausalLM, kv: KvView, experts: ExpertBackend, plan: StepPlan
     logits = model.logits(_last_hidden(model, kv, experts, plan))  # [B, V]
     sampled = sample(logits, [choice.row for choice in plan.choices])
     return [
-        one if choice.forced is None else _force(one, choice.forced, logits[row])
+        one if choice.forced is None else _force(choice.row, choice.forced, logits[row : row + 1])
         for row, (one, choice) in enumerate(zip(sampled, plan.choices, strict=True))
     ]
 
@@ -56,7 +57,7 @@ def _last_hidden(model: CausalLM, kv: KvView, experts: ExpertBackend, plan: Step
     return torch.stack(list(rows))
 
 
-def _force(sampled: Sampled, token_id: int, logits: Tensor) -> Sampled:
-    """The same position with another choice; `logits` [V]."""
-    logprob = float(torch.log_softmax(logits.double(), dim=-1)[token_id])
-    return replace(sampled, token_id=token_id, logprob=logprob)
+def _force(row: SamplingRow, token_id: int, logits: Tensor) -> Sampled:
+    """The same position with another choice; `logits` [1, V]."""
+    num_top = row.params.num_logprobs
+    return Sampled(token_id, None if num_top is None else logprobs_of(logits, [token_id], num_top)[0])

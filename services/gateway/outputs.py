@@ -19,10 +19,17 @@ class Piece:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[sampling_pb2.TokenLogprobs, ...] = ()
+    #: bytes of the prompt's first token, which comes before `logprobs` and has none
+    first_piece: bytes | None = None
     #: the output's first message: admitted, nothing generated
     started: bool = False
     #: its last message
     finished: bool = False
+
+    @property
+    def has_logprobs(self) -> bool:
+        """Whether there is a token to list."""
+        return bool(self.logprobs) or self.first_piece is not None
 
 
 @dataclass
@@ -36,6 +43,10 @@ class Output:
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
+    #: the prompt, if it is part of the answer
+    prompt_text: str = ""
+    first_piece: bytes | None = None
+    prompt_logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
 
     def add(self, response: pb.GenerateResponse) -> Piece:
         """Take one message in; what it added."""
@@ -44,6 +55,8 @@ class Output:
             return self._grow(response.delta)
         if kind == "finished":
             return self._finish(response.finished)
+        if kind == "prompt":
+            return self._echo(response.prompt)
         self.started = response.started
         return Piece(started=True)
 
@@ -54,6 +67,14 @@ class Output:
             return self.finished.usage
         prompt = 0 if self.started is None else self.started.num_prompt_tokens
         return pb.Usage(num_prompt_tokens=prompt, num_output_tokens=len(self.token_ids))
+
+    def _echo(self, part: pb.GeneratePrompt) -> Piece:
+        holds_first = len(part.logprobs) < len(part.token_ids)
+        piece = Piece(part.text, logprobs=tuple(part.logprobs), first_piece=part.first_piece if holds_first else None)
+        self.prompt_text += piece.text
+        self.prompt_logprobs.extend(piece.logprobs)
+        self.first_piece = self.first_piece if piece.first_piece is None else piece.first_piece
+        return piece
 
     def _grow(self, delta: pb.GenerateDelta) -> Piece:
         piece = Piece(delta.text, tuple(delta.token_ids), tuple(delta.logprobs))
@@ -80,10 +101,13 @@ class UsageTotal:
 
 
 def total(outputs: Sequence[Output]) -> UsageTotal:
-    """Sum over the outputs. A prompt that several outputs share is charged as its first output's."""
-    firsts = {one.prompt_index: one.usage for one in reversed(outputs)}
+    """Sum over the outputs. A prompt that several outputs share counts once, and of it as cached only what none of them
+    had to compute: what one computes and the others then find was not there before this request."""
+    prompts: dict[int, list[pb.Usage]] = {}
+    for one in outputs:
+        prompts.setdefault(one.prompt_index, []).append(one.usage)
     return UsageTotal(
-        num_prompt_tokens=sum(one.num_prompt_tokens for one in firsts.values()),
-        num_cached_tokens=sum(one.num_cached_tokens for one in firsts.values()),
+        num_prompt_tokens=sum(max(one.num_prompt_tokens for one in usages) for usages in prompts.values()),
+        num_cached_tokens=sum(min(one.num_cached_tokens for one in usages) for usages in prompts.values()),
         num_output_tokens=sum(one.usage.num_output_tokens for one in outputs),
     )

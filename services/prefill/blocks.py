@@ -17,14 +17,19 @@ from meshfire.kv.block_pool import BlockPool
 
 
 class SequenceBlocks:
-    """A context manager. `blocks` covers the whole prompt; raises NoFreeBlocks on entry."""
+    """A context manager. `blocks` covers the whole prompt; raises NoFreeBlocks on entry.
 
-    def __init__(self, pool: BlockPool, hashes: Sequence[bytes], num_tokens: int, block_tokens: int) -> None:
+    Without `reuse` every token is to be computed, whatever is cached.
+    """
+
+    def __init__(
+        self, pool: BlockPool, hashes: Sequence[bytes], num_tokens: int, block_tokens: int, *, reuse: bool = True
+    ) -> None:
         self._pool = pool
         self._hashes = hashes
         self._block_tokens = block_tokens
         # At least one token is computed anew: the last hidden state is not cached.
-        self._num_reusable = (num_tokens - 1) // block_tokens
+        self._num_reusable = (num_tokens - 1) // block_tokens if reuse else 0
         self._num_published = 0
         self._kept = False
         self.blocks: list[int] = []

@@ -126,26 +126,27 @@ class PrefillEngine:
 
     async def _serve(self, prompt: Prompt, stop: Stop) -> None:
         try:
-            self._send(prompt, await self._answer(prompt, stop))
+            for message in await self._answer(prompt, stop):
+                self._send(prompt, message)
         finally:
             del self._running[prompt.key]
             if not self._running:
                 self.idle.set()
             self.update_credit()
 
-    async def _answer(self, prompt: Prompt, stop: Stop) -> pb.WorkRequest | None:
-        """What the router is told; None for a cancelled lease, which is not answered."""
+    async def _answer(self, prompt: Prompt, stop: Stop) -> list[pb.WorkRequest]:
+        """What the router is told; nothing for a cancelled lease, which is not answered."""
         try:
             return await self._offer(prompt, stop)
         except Cancelled:
-            return None
+            return []
         except MeshfireError as error:
-            return _failed(prompt, error)
+            return [_failed(prompt, error)]
         except Exception:
             log.exception("prompt %s epoch %d", prompt.key.request_id, prompt.key.epoch)
-            return _failed(prompt, InternalError("the prefill worker failed; its log says why"))
+            return [_failed(prompt, InternalError("the prefill worker failed; its log says why"))]
 
-    async def _offer(self, prompt: Prompt, stop: Stop) -> pb.WorkRequest:
+    async def _offer(self, prompt: Prompt, stop: Stop) -> list[pb.WorkRequest]:
         attributes: dict[str, str | int] = {
             names.ATTR_REQUEST_ID: prompt.key.request_id,
             names.ATTR_EPOCH: prompt.key.epoch,
@@ -162,10 +163,10 @@ class PrefillEngine:
             lease = self._shelf.offer(prompt, prefilled)
             _describe(lease_span, prefilled, lease.lease_id)
         self._pass.instruments.prefix_reused(prefilled.num_cached_tokens)
-        return wire.offer_of(prompt, prefilled, lease)
+        return [*wire.logprobs_of(prompt, prefilled), wire.offer_of(prompt, prefilled, lease)]
 
-    def _send(self, prompt: Prompt, message: pb.WorkRequest | None) -> None:
-        if message is not None and self._link is not None:
+    def _send(self, prompt: Prompt, message: pb.WorkRequest) -> None:
+        if self._link is not None:
             self._link.send(prompt.key.router_id, message)
 
 

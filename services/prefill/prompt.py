@@ -10,6 +10,7 @@ from torch import Tensor
 
 from meshfire.errors import DeadlineExceeded, InvalidPrompt, MeshfireError, PromptTooLong
 from meshfire.kv.transfer import KvManifest
+from meshfire.model.sampling import TokenLogprobs
 from meshfire.worker.faults import Fault
 from meshfire.worker.lease_key import LeaseKey
 
@@ -26,6 +27,8 @@ class Prompt:
     #: the router's span
     traceparent: str
     fault: Fault | None = None
+    #: likeliest tokens to tell at each place of the prompt; None = no log-probabilities
+    num_logprobs: int | None = None
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,8 @@ class Prefilled:
     #: hidden state of the last token after the final norm: [H] float32
     last_hidden: Tensor
     num_cached_tokens: int
+    #: of the tokens from the second on, if the prompt asks for them
+    logprobs: tuple[TokenLogprobs, ...] = ()
 
     @property
     def num_bytes(self) -> int:

@@ -19,6 +19,7 @@ from meshfire.kv.hashing import chain_hashes
 from meshfire.kv.store import KvStore
 from meshfire.kv.transfer import KvManifest
 from meshfire.model.interface import CausalLM
+from meshfire.model.sampling import TokenLogprobs
 from meshfire.runtime.model_thread import ModelThread
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import span, traceparent_of
@@ -28,6 +29,7 @@ from services.prefill.blocks import SequenceBlocks
 from services.prefill.chunks import Chunk, batch_of, chunks_of
 from services.prefill.instruments import PrefillInstruments
 from services.prefill.prompt import Prefilled, Prompt, Stop
+from services.prefill.scoring import score
 
 
 @dataclass(frozen=True)
@@ -59,22 +61,28 @@ class PromptPass:
             cache_salt=prompt.cache_salt,
         )
         num_tokens = len(prompt.token_ids)
-        with SequenceBlocks(self.pool, hashes, num_tokens, geometry.block_tokens) as blocks:
-            last_hidden = await self._compute(prompt, stop, blocks, lease_span)
+        # Cached KV does not hold the hidden states that log-probabilities come from.
+        reuse = prompt.num_logprobs is None
+        with SequenceBlocks(self.pool, hashes, num_tokens, geometry.block_tokens, reuse=reuse) as blocks:
+            last_hidden, logprobs = await self._compute(prompt, stop, blocks, lease_span)
             manifest = KvManifest(self.model_revision, geometry, num_tokens, tuple(hashes))
-            return Prefilled(blocks.keep(), manifest, last_hidden, blocks.num_cached_tokens)
+            return Prefilled(blocks.keep(), manifest, last_hidden, blocks.num_cached_tokens, tuple(logprobs))
 
-    async def _compute(self, prompt: Prompt, stop: Stop, blocks: SequenceBlocks, lease_span: Span) -> Tensor:
+    async def _compute(
+        self, prompt: Prompt, stop: Stop, blocks: SequenceBlocks, lease_span: Span
+    ) -> tuple[Tensor, list[TokenLogprobs]]:
         traceparents = [traceparent_of(lease_span)]
         session = self.experts.session(
             deadline=prompt.deadline, traceparents=traceparents, fault=_hop_fault(prompt.fault)
         )
         last_hidden: Tensor | None = None
+        logprobs: list[TokenLogprobs] = []
         try:
             for chunk in chunks_of(blocks.num_cached_tokens, len(prompt.token_ids), self.chunk_tokens):
                 stop.check()
                 await self._rehearse(prompt.fault, chunk, stop)
-                last_hidden = await self._run_chunk(prompt, chunk, stop, blocks, session, traceparents[0])
+                last_hidden, scored = await self._run_chunk(prompt, chunk, stop, blocks, session, traceparents[0])
+                logprobs += scored
                 blocks.publish_up_to(chunk.stop)
             stop.check()
         finally:
@@ -82,29 +90,33 @@ class PromptPass:
             record_shards(lease_span, session)
         if last_hidden is None:
             raise InternalError("a prompt without a token to compute")
-        return last_hidden
+        return last_hidden, logprobs
 
     async def _run_chunk(
         self, prompt: Prompt, chunk: Chunk, stop: Stop, blocks: SequenceBlocks, session: ExpertSession, parent: str
-    ) -> Tensor:
+    ) -> tuple[Tensor, list[TokenLogprobs]]:
         attributes = {names.ATTR_CHUNK_START: chunk.start, names.ATTR_CHUNK_TOKENS: chunk.num_tokens}
         with span(self.tracer, names.SPAN_PREFILL_CHUNK, parent=parent, attributes=attributes) as chunk_span:
-            last_hidden, seconds = await self.thread.run(
-                self._forward, prompt.token_ids, chunk, blocks.blocks, stop, session
+            last_hidden, scored, seconds = await self.thread.run(
+                self._forward, prompt, chunk, blocks.blocks, stop, session
             )
             chunk_span.set_attribute(names.ATTR_COMPUTE_MS, seconds * 1e3)
         self.instruments.chunk_done(chunk.num_tokens, seconds)
-        return last_hidden
+        return last_hidden, scored
 
     def _forward(
-        self, token_ids: Sequence[int], chunk: Chunk, blocks: Sequence[int], stop: Stop, session: ExpertSession
-    ) -> tuple[Tensor, float]:
-        """On the model thread: the last row of the chunk's hidden states [H], and the seconds it took."""
+        self, prompt: Prompt, chunk: Chunk, blocks: Sequence[int], stop: Stop, session: ExpertSession
+    ) -> tuple[Tensor, list[TokenLogprobs], float]:
+        """On the model thread: the last row of the chunk's hidden states [H], log-probabilities if the prompt asks, and
+        the seconds it took."""
         stop.check()  # it may have waited behind other prompts' chunks
         started = time.perf_counter()
-        batch = batch_of(chunk, token_ids, blocks, self.store.geometry.block_tokens)
+        batch = batch_of(chunk, prompt.token_ids, blocks, self.store.geometry.block_tokens)
         hidden = self.model.forward(batch, self.store, session)
-        return hidden[-1].clone(), time.perf_counter() - started
+        scored: list[TokenLogprobs] = []
+        if prompt.num_logprobs is not None:
+            scored = score(self.model, hidden, chunk, prompt.token_ids, prompt.num_logprobs)
+        return hidden[-1].clone(), scored, time.perf_counter() - started
 
     async def _rehearse(self, fault: Fault | None, chunk: Chunk, stop: Stop) -> None:
         if fault is None or not fault.aims_at("prefill", self.instance_id):

@@ -18,7 +18,7 @@ from services.router.desk import Desk
 from services.router.lease_queue import Ticket
 from services.router.lifecycle import ENDED, Life, Limits, apply, begin
 from services.router.lifecycle_events import Stage
-from services.router.output import OutputToken
+from services.router.output import Logprobs, OutputToken
 from services.router.work import Work
 from services.router.workers import WorkerFacts
 
@@ -56,6 +56,8 @@ class ActiveRequest:
     def __init__(self, work: Work, desk: Desk, timing: Timing, watcher: Watcher) -> None:
         self.work = work
         self.tokens: list[int] = []
+        #: of the prompt's tokens from the second on, if asked for
+        self.prompt_logprobs: list[Logprobs] = []
         #: of the first offer that came, and of the last one
         self.first_offer: ev.Offer | None = None
         self.last_offer: ev.Offer | None = None
@@ -74,7 +76,7 @@ class ActiveRequest:
         self._ticket: Ticket | None = None
         self._queued_s = 0.0
         self._timer: asyncio.TimerHandle | None = None
-        limits = Limits(work.sampling.max_tokens, work.sampling.min_tokens, work.end_ids)
+        limits = Limits(work.sampling.max_tokens, work.sampling.min_tokens, work.end_ids, work.num_scored)
         self.life, self._first_actions = begin(limits)
 
     def start(self) -> None:
@@ -162,7 +164,8 @@ class ActiveRequest:
 
     def _lease_prefill(self, action: ev.LeasePrefill) -> None:
         self._placed(Stage.PREFILL, action.worker_id)
-        lease = leases.prefill_lease(self.work, action.epoch, self.tokens, self._remaining_ms())
+        score = len(self.prompt_logprobs) < self.work.num_scored
+        lease = leases.prefill_lease(self.work, action.epoch, self.tokens, self._remaining_ms(), score=score)
         self._desk.send(action.worker_id, lease)
 
     def _grant_kv(self, action: ev.GrantKv) -> None:
@@ -179,6 +182,9 @@ class ActiveRequest:
 
     def _cancel_lease(self, action: ev.CancelLease) -> None:
         self._desk.send(action.worker_id, leases.cancel(self.work.request_id, action.epoch))
+
+    def _keep_scores(self, action: ev.KeepScores) -> None:
+        self.prompt_logprobs.extend(action.logprobs)
 
     def _watch_offer(self, action: ev.WatchOffer) -> None:
         offer = self.last_offer = self.life.offer
@@ -225,6 +231,7 @@ _DO: dict[type[Any], Callable[[ActiveRequest, Any], None]] = {
     ev.GrantKv: ActiveRequest._grant_kv,
     ev.LeaseDecode: ActiveRequest._lease_decode,
     ev.CancelLease: ActiveRequest._cancel_lease,
+    ev.KeepScores: ActiveRequest._keep_scores,
     ev.WatchOffer: ActiveRequest._watch_offer,
     ev.RetryAfter: ActiveRequest._retry_after,
     ev.Deliver: ActiveRequest._deliver,

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span, SpanKind
@@ -25,8 +26,10 @@ from services.router.admission import Admission, Call
 from services.router.instruments import Instruments
 from services.router.models import facts_of, no_worker
 from services.router.output import FinishReason, OutputToken
+from services.router.prompt_echo import prompt_parts
 from services.router.text_stream import TextStream
 from services.router.tracing import RequestTrace
+from services.router.validation import wants_prompt
 
 Emit = Callable[[pb.GenerateResponse], Awaitable[None]]
 
@@ -62,6 +65,7 @@ class _Generation:
         self._span = span
         self._account = Account(parts.instruments, call.request.model)
         self._active: ActiveRequest | None = None
+        self._prompt_due = wants_prompt(call.request)
 
     async def run(self) -> None:
         outcome = Cancelled.reason
@@ -140,6 +144,7 @@ class _Generation:
             tokens, ending = await active.outcome()
             error = ending.error if ending is not None else None
             if tokens or error is None:
+                await self._tell_prompt(active)
                 stop_hit = await self._hand_out(tokens, text, last=ending is not None and error is None)
                 if stop_hit is not None:
                     active.handle(ev.StopTextFound())
@@ -148,6 +153,18 @@ class _Generation:
                 raise error
             if ending is not None:
                 return await self._finish(active, ending.reason, stop_token_id=ending.stop_token_id)
+
+    async def _tell_prompt(self, active: ActiveRequest) -> None:
+        """Once, if it was asked for, before the first token: its log-probabilities are complete by then."""
+        if not self._prompt_due:
+            return
+        self._prompt_due = False
+        tokenizers, prompt = self._parts.admission.tokenizers, active.work.prompt
+        traceparent = spans.traceparent_of(self._span)
+        parts = prompt_parts(tokenizers, self._call.request, prompt, active.prompt_logprobs, traceparent)
+        async with aclosing(parts):
+            async for part in parts:
+                await self._emit(part)
 
     async def _hand_out(self, tokens: Sequence[OutputToken], text: TextStream, *, last: bool) -> str | None:
         """One delta; returns the stop text if one was completed. What comes after it is cut."""

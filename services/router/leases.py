@@ -9,12 +9,16 @@ from services.router.lifecycle_events import Offer
 from services.router.work import Work
 
 
-def prefill_lease(work: Work, epoch: int, generated: Sequence[int], remaining_ms: int) -> pb.WorkResponse:
-    """Compute the KV of the prompt and of what was generated so far."""
+def prefill_lease(
+    work: Work, epoch: int, generated: Sequence[int], remaining_ms: int, *, score: bool = False
+) -> pb.WorkResponse:
+    """Compute the KV of the prompt and of what was generated so far; `score`: tell the prompt's log-probabilities."""
     lease = _lease(work, epoch, remaining_ms)
     lease.prefill.token_ids.extend(work.prompt)
     lease.prefill.token_ids.extend(generated)
     lease.prefill.cache_salt = work.cache_salt
+    if score and work.num_prompt_logprobs is not None:
+        lease.prefill.num_prompt_logprobs = work.num_prompt_logprobs
     return pb.WorkResponse(lease=lease)
 
 

@@ -46,9 +46,12 @@ _QUEUED = frozenset({Phase.QUEUED_PREFILL, Phase.QUEUED_DECODE})
 class Limits:
     """What ends an output, as far as token ids tell. `end_ids` count from output index `min_tokens` on."""
 
+    #: 0 = only the prompt is wanted: its offer ends the request
     max_tokens: int
     min_tokens: int = 0
     end_ids: frozenset[int] = frozenset()
+    #: prompt tokens whose log-probability is wanted; they come before the offer
+    num_scored: int = 0
 
 
 @dataclass(frozen=True)
@@ -59,6 +62,8 @@ class Life:
     phase: Phase = Phase.QUEUED_PREFILL
     epoch: int = 1
     num_tokens: int = 0
+    #: prompt tokens whose log-probability is known, from token 1 on
+    num_scored: int = 0
     prefill_worker: str | None = None
     decode_worker: str | None = None
     offer: ev.Offer | None = None
@@ -116,9 +121,31 @@ def _placed(life: Life, event: ev.Placed) -> Step:
     return life, ()
 
 
+def _scored(life: Life, event: ev.PromptScored) -> Step:
+    if life.phase is not Phase.PREFILLING or not _current(life, event):
+        return life, ()
+    next_index = life.num_scored + 1
+    if event.first_index > next_index:
+        return _fail_over(life, _unscored(next_index, event.first_index), blamed=event.worker_id)
+    # An epoch before may have told some of them: they are the same.
+    fresh = event.logprobs[next_index - event.first_index :][: life.limits.num_scored - life.num_scored]
+    return replace(life, num_scored=life.num_scored + len(fresh)), (ev.KeepScores(fresh),) if fresh else ()
+
+
+def _unscored(first: int, stop: int) -> DataLoss:
+    return DataLoss(f"log-probabilities of prompt tokens {first} to {stop - 1} are missing", field="first_index")
+
+
 def _offered(life: Life, event: ev.Offered) -> Step:
     if life.phase is not Phase.PREFILLING or not _current(life, event):
         return life, ()
+    if life.num_scored < life.limits.num_scored:
+        missing = _unscored(life.num_scored + 1, life.limits.num_scored + 1)
+        return _fail_over(life, missing, blamed=event.worker_id)
+    if life.limits.max_tokens == 0:
+        ended, actions = _end(life, Phase.FINISHED, ev.Ending(FinishReason.LENGTH, kv_bytes=0))
+        # The offer is noted for the usage, and withdrawn: nobody reads it.
+        return replace(ended, offer=event.offer), (ev.WatchOffer(life.epoch, event.offer.expires_ms), *actions)
     offered = replace(life, phase=Phase.QUEUED_DECODE, offer=event.offer)
     return offered, (ev.Enqueue(ev.Stage.DECODE, life.epoch), ev.WatchOffer(life.epoch, event.offer.expires_ms))
 
@@ -243,12 +270,13 @@ def _let_go(life: Life, released: str | None) -> tuple[ev.Action, ...]:
     return (ev.Dequeue(), *told) if life.phase in _QUEUED else told
 
 
-def _current(life: Life, event: ev.Offered | ev.LeaseFailed) -> bool:
+def _current(life: Life, event: ev.PromptScored | ev.Offered | ev.LeaseFailed) -> bool:
     return event.epoch == life.epoch and event.worker_id in life.holders
 
 
 _HANDLERS: dict[type[Any], Callable[[Life, Any], Step]] = {
     ev.Placed: _placed,
+    ev.PromptScored: _scored,
     ev.Offered: _offered,
     ev.Progressed: _progressed,
     ev.Completed: _completed,

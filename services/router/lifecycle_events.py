@@ -7,7 +7,7 @@ from enum import Enum
 from typing import TypeAlias
 
 from meshfire.errors import MeshfireError
-from services.router.output import FinishReason, OutputToken
+from services.router.output import FinishReason, Logprobs, OutputToken
 
 
 class Stage(Enum):
@@ -37,6 +37,16 @@ class Placed:
     """A worker with room was found for the queued lease."""
 
     worker_id: str
+
+
+@dataclass(frozen=True)
+class PromptScored:
+    """The prefill worker tells log-probabilities of the prompt, from its token `first_index` on."""
+
+    worker_id: str
+    epoch: int
+    first_index: int
+    logprobs: tuple[Logprobs, ...]
 
 
 @dataclass(frozen=True)
@@ -122,6 +132,7 @@ class DeadlinePassed:
 
 Event: TypeAlias = (
     Placed
+    | PromptScored
     | Offered
     | Progressed
     | Completed
@@ -186,6 +197,13 @@ class CancelLease:
 
 
 @dataclass(frozen=True)
+class KeepScores:
+    """Log-probabilities of prompt tokens that were not known yet, in order."""
+
+    logprobs: tuple[Logprobs, ...]
+
+
+@dataclass(frozen=True)
 class WatchOffer:
     """Answer OfferExpired in time, should the KV still wait."""
 
@@ -227,5 +245,15 @@ class End:
 
 
 Action: TypeAlias = (
-    Enqueue | Dequeue | LeasePrefill | GrantKv | LeaseDecode | CancelLease | WatchOffer | RetryAfter | Deliver | End
+    Enqueue
+    | Dequeue
+    | LeasePrefill
+    | GrantKv
+    | LeaseDecode
+    | CancelLease
+    | KeepScores
+    | WatchOffer
+    | RetryAfter
+    | Deliver
+    | End
 )

@@ -38,7 +38,7 @@ class Range:
 
 #: Of every optional number of SamplingParams. `seed` takes any.
 RANGES: dict[str, Range] = {
-    "max_tokens": Range(1),
+    "max_tokens": Range(0),
     "min_tokens": Range(0),
     "temperature": Range(0, 5),
     "top_p": Range(0, 1, above_low=True),
@@ -48,6 +48,7 @@ RANGES: dict[str, Range] = {
     "frequency_penalty": Range(-2, 2),
     "repetition_penalty": Range(0, 2, above_low=True),
     "num_logprobs": Range(0, 20),
+    "num_prompt_logprobs": Range(0, 20),
 }
 LOGIT_BIAS = Range(-100, 100)
 
@@ -60,6 +61,19 @@ def check_form(request: pb.GenerateRequest) -> None:
         raise BadInput(f"priority {request.priority} is not known", field="priority")
     check_prompt(request)
     check_sampling(request.sampling)
+    if asks_for_no_output(request) and not wants_prompt(request):
+        message = "sampling.max_tokens is 0, expected at least 1 where neither echo nor num_prompt_logprobs is set"
+        raise BadInput(message, field="sampling.max_tokens")
+
+
+def wants_prompt(request: pb.GenerateRequest) -> bool:
+    """Whether the prompt is part of the answer."""
+    return request.echo or request.sampling.HasField("num_prompt_logprobs")
+
+
+def asks_for_no_output(request: pb.GenerateRequest) -> bool:
+    """The prompt is all that is wanted."""
+    return request.sampling.HasField("max_tokens") and request.sampling.max_tokens == 0
 
 
 def check_prompt(request: pb.GenerateRequest | pb.CountTokensRequest) -> None:
@@ -93,11 +107,11 @@ def check_sampling(sampling: sampling_pb2.SamplingParams) -> None:
 
 
 def check_fit(request: pb.GenerateRequest, facts: ModelFacts, prompt: Sequence[int]) -> None:
-    """Ids below the vocabulary's size; a prompt that leaves room for at least one token."""
+    """Ids below the vocabulary's size; a prompt that leaves room for at least one token, if one is wanted."""
     field = request.WhichOneof("prompt") or "prompt"
     if not prompt:
         raise InvalidPrompt("the prompt has no tokens", field=field)
-    if len(prompt) >= facts.context_tokens:
+    if len(prompt) + (0 if asks_for_no_output(request) else 1) > facts.context_tokens:
         raise PromptTooLong(
             f"the prompt has {len(prompt)} tokens; the context of {facts.name} has {facts.context_tokens}, "
             "of which one is kept for the output",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from meshfire.api.common.v1 import kv_pb2, sampling_pb2
 from meshfire.api.router.v1 import inference_service_pb2 as inference_pb
@@ -62,11 +62,22 @@ def progress_from(worker_id: str, message: work_pb.TokenProgress) -> ev.Progress
     if message.logprobs and len(message.logprobs) != len(message.token_ids):
         counts = f"{len(message.logprobs)} logprobs for {len(message.token_ids)} tokens"
         raise BadInput(counts, field="progress.tokens.logprobs")
-    logprobs: Sequence[Logprobs | None] = [
-        Logprobs(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs)) for one in message.logprobs
-    ] or [None] * len(message.token_ids)
+    logprobs: Sequence[Logprobs | None] = _logprobs_from(message.logprobs) or [None] * len(message.token_ids)
     tokens = tuple(map(OutputToken, message.token_ids, logprobs))
     return ev.Progressed(worker_id, message.epoch, message.first_index, tokens)
+
+
+def _logprobs_from(messages: Iterable[sampling_pb2.TokenLogprobs]) -> list[Logprobs]:
+    return [Logprobs(one.logprob, tuple(one.top_ids), tuple(one.top_logprobs)) for one in messages]
+
+
+def scored_from(worker_id: str, message: work_pb.PromptLogprobs) -> ev.PromptScored:
+    """Log-probabilities of a prompt."""
+    if message.first_index < 1:
+        raise BadInput(
+            f"first_index is {message.first_index}, expected at least 1", field="prompt_logprobs.first_index"
+        )
+    return ev.PromptScored(worker_id, message.epoch, message.first_index, tuple(_logprobs_from(message.logprobs)))
 
 
 def offer_from(worker_id: str, message: work_pb.KvOffer) -> ev.Offered:
@@ -117,11 +128,12 @@ def delta_to(
     delta = inference_pb.GenerateDelta(text=text, token_ids=[token.token_id for token in tokens])
     for token in tokens:
         if token.logprobs is not None and pieces is not None:
-            delta.logprobs.append(_logprobs_to(token.token_id, token.logprobs, pieces))
+            delta.logprobs.append(logprobs_to(token.token_id, token.logprobs, pieces))
     return inference_pb.GenerateResponse(delta=delta)
 
 
-def _logprobs_to(token_id: int, logprobs: Logprobs, pieces: Mapping[int, bytes]) -> sampling_pb2.TokenLogprobs:
+def logprobs_to(token_id: int, logprobs: Logprobs, pieces: Mapping[int, bytes]) -> sampling_pb2.TokenLogprobs:
+    """Of one token; `pieces` are the bytes of it and of the likeliest ones."""
     return sampling_pb2.TokenLogprobs(
         logprob=logprobs.logprob,
         top_ids=logprobs.top_ids,

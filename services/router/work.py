@@ -37,3 +37,13 @@ class Work:
     #: test hook, for the first epoch only
     fault: str = ""
     script: Script | None = None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """Likeliest tokens to tell at each place of the prompt; None = tell nothing of it."""
+        return self.sampling.num_prompt_logprobs if self.sampling.HasField("num_prompt_logprobs") else None
+
+    @property
+    def num_scored(self) -> int:
+        """Prompt tokens whose log-probability is wanted: all but the first, which follows nothing."""
+        return 0 if self.num_prompt_logprobs is None else len(self.prompt) - 1

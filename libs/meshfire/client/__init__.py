@@ -9,7 +9,7 @@ Owns no state of a request; a call that is left early is cancelled. Errors are t
 """
 
 from meshfire.client.client import MeshfireClient
-from meshfire.client.events import Delta, Event, Finished, Logprobs, Model, Receipt, Started, Usage
+from meshfire.client.events import Delta, Event, Finished, Logprobs, Model, PromptPart, Receipt, Started, Usage
 from meshfire.client.prompts import Message, Prompt, Sampling
 
 __all__ = [
@@ -21,6 +21,7 @@ __all__ = [
     "Message",
     "Model",
     "Prompt",
+    "PromptPart",
     "Receipt",
     "Sampling",
     "Started",

@@ -67,10 +67,12 @@ class MeshfireClient:
         template_kwargs: Mapping[str, object] | None = None,
         return_prompt_token_ids: bool = False,
         keep_special_tokens: bool = False,
+        echo: bool = False,
         timeout_s: float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[Event, None]:
-        """One output: Started, Deltas, Finished. Leaving the loop early cancels it everywhere.
+        """One output: Started, Deltas, Finished; before the first Delta the PromptParts, if `echo` or
+        `Sampling.num_prompt_logprobs` asks for them. Leaving the loop early cancels it everywhere.
 
         `metadata` goes along as gRPC metadata, e.g. `traceparent`. Another router is tried only while nothing was
         received. Raises the errors of `meshfire.errors`: BadInput, UnknownModel, QueueFull, Unavailable, …
@@ -83,6 +85,7 @@ class MeshfireClient:
             priority=pb.PRIORITY_ASYNCHRONOUS if asynchronous else pb.PRIORITY_ONLINE,
             return_prompt_token_ids=return_prompt_token_ids,
             keep_special_tokens=keep_special_tokens,
+            echo=echo,
         )
         set_prompt(request, prompt, template_kwargs)
         *others, last = await self._candidates()

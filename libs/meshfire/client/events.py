@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -30,13 +31,24 @@ class Started:
 
 @dataclass(frozen=True)
 class Logprobs:
-    """One token of the output: its bytes, and the likeliest tokens at its place, best first."""
+    """One token of output or prompt: its bytes, and the likeliest tokens at its place, best first."""
 
     logprob: float
     piece: bytes
     top_ids: tuple[int, ...]
     top_logprobs: tuple[float, ...]
     top_pieces: tuple[bytes, ...]
+
+
+@dataclass(frozen=True)
+class PromptPart:
+    """A part of the prompt, if it was asked for; a long one comes in several. All of `text` is in the first."""
+
+    text: str
+    #: filled if `Sampling.num_prompt_logprobs` is set
+    token_ids: tuple[int, ...]
+    #: one per token id, except for the prompt's first token, before which there is nothing
+    logprobs: tuple[Logprobs, ...]
 
 
 @dataclass(frozen=True)
@@ -83,7 +95,7 @@ class Finished:
     receipt: Receipt
 
 
-Event: TypeAlias = Started | Delta | Finished
+Event: TypeAlias = Started | PromptPart | Delta | Finished
 
 
 @dataclass(frozen=True)
@@ -101,9 +113,11 @@ def event_from(message: pb.GenerateResponse) -> Event | None:
     """The event in a message; None for one that a newer router may send and this client does not know."""
     kind = message.WhichOneof("event")
     if kind == "delta":
-        return _delta_from(message.delta)
+        return Delta(message.delta.text, tuple(message.delta.token_ids), _logprobs_from(message.delta.logprobs))
     if kind == "started":
         return _started_from(message.started)
+    if kind == "prompt":
+        return PromptPart(message.prompt.text, tuple(message.prompt.token_ids), _logprobs_from(message.prompt.logprobs))
     if kind == "finished":
         return _finished_from(message.finished)
     return None
@@ -124,12 +138,11 @@ def _started_from(message: pb.GenerateStarted) -> Started:
     )
 
 
-def _delta_from(message: pb.GenerateDelta) -> Delta:
-    logprobs = tuple(
+def _logprobs_from(messages: Iterable[sampling_pb2.TokenLogprobs]) -> tuple[Logprobs, ...]:
+    return tuple(
         Logprobs(one.logprob, one.piece, tuple(one.top_ids), tuple(one.top_logprobs), tuple(one.top_pieces))
-        for one in message.logprobs
+        for one in messages
     )
-    return Delta(message.text, tuple(message.token_ids), logprobs)
 
 
 def _finished_from(message: pb.GenerateFinished) -> Finished:

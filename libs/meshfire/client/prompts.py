@@ -48,6 +48,7 @@ class Sampling:
     stop_token_ids: Sequence[int] = ()
     ignore_eos: bool = False
     num_logprobs: int | None = None
+    num_prompt_logprobs: int | None = None
 
 
 def sampling_to(sampling: Sampling) -> sampling_pb2.SamplingParams:

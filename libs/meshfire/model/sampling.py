@@ -1,135 +1,117 @@
-"""From logits to a token: penalties, truncation, and a choice that no batch neighbour can change.
+"""From logits to a token: one choice per sequence of a step that no batch neighbour can change.
 
-Owns the order of the steps: repetition, frequency and presence penalties; bias; end tokens held back; then, unless the
-temperature is 0, temperature, top-k, top-p, min-p, and the largest of (logit + noise) among the tokens kept. Equal
-values go to the lowest id everywhere. All arithmetic is float64 in numpy, row by row. Knows no requests and no text.
+Owns the order of the steps: masks, penalties, bias, end tokens held back (`sampling_adjust`); then the largest logit if
+the temperature is 0, else temperature, top-k, top-p, min-p (`sampling_truncate`) and the largest of (logit + noise)
+among the tokens kept. Equal values go to the lowest id everywhere. Logits stay float32, as the model gives them; sums,
+noise and the last comparison are float64. Knows no requests and no text.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor
 
-from meshfire.errors import BadInput, NonFiniteValue
-from meshfire.model.noise import gumbel
+from meshfire.errors import NonFiniteValue
+from meshfire.model.noise import Words, gumbel, words_of
+from meshfire.model.sampling_adjust import adjust
+from meshfire.model.sampling_logprobs import row_logprobs
 from meshfire.model.sampling_params import SamplingParams
+from meshfire.model.sampling_rows import AllowedTokens, Sampled, SamplingRow, TokenLogprobs
+from meshfire.model.sampling_truncate import kept_tokens
 
-__all__ = ["Sampled", "SamplingParams", "SamplingRow", "sample"]
+__all__ = ["AllowedTokens", "Sampled", "SamplingParams", "SamplingRow", "TokenLogprobs", "sample"]
 
-Floats = NDArray[np.float64]
-Ids = NDArray[np.int64]
+Floats: TypeAlias = NDArray[np.float32]
+Ids: TypeAlias = NDArray[np.int64]
 
-_NUCLEUS_GUESS = 256  # tokens sorted first; a nucleus is seldom larger
-
-
-@dataclass(frozen=True)
-class SamplingRow:
-    """One sequence of a step. `position`: of the token to choose, counted from the start of the prompt."""
-
-    params: SamplingParams
-    position: int
-    prompt_ids: Sequence[int]
-    output_ids: Sequence[int]
-
-
-@dataclass(frozen=True)
-class Sampled:
-    """A chosen token. Log-probabilities are of the logits as given: before penalties, bias, temperature, truncation.
-
-    `top_ids` and `top_logprobs` have `params.num_logprobs` entries, likeliest first.
-    """
-
-    token_id: int
-    logprob: float
-    top_ids: tuple[int, ...] = ()
-    top_logprobs: tuple[float, ...] = ()
+#: Logits that are copied to be changed at once: 8 MiB, whatever the batch and the vocabulary.
+_BLOCK_ELEMENTS = 2**21
+_COLDEST = 1e-30  # a temperature below it is one: float32 has no smaller quotient to tell apart
+#: from so many tokens on, it pays to look first which can win at all
+_WORTH_PRUNING = 1024
+_LIKELY = 2.0  # of the largest logit over temperature
+_SLACK = 1e-3  # far above any rounding of what is compared
 
 
 def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
-    """Choose one token per row of `logits` [B, V]; -inf bans a token.
+    """Choose one token per row of `logits` [B, V] (any float type and device; not changed); -inf bans a token.
 
     Raises NonFiniteValue for NaN, +inf or a row without an allowed token, BadInput for ids outside the vocabulary.
     """
-    values = logits.detach().to("cpu").double().numpy()
-    return [_sample_row(values[index], row) for index, row in enumerate(rows)]
+    values = logits.detach().to("cpu").float().numpy()
+    tokens = values.argmax(axis=1)  # that of a row with NaN is a NaN: what is checked below covers all of the row
+    peaks = values[np.arange(len(values)), tokens]
+    _check(peaks)
+    with np.errstate(over="ignore"):  # a tiny temperature scales to -inf, which is what it means
+        changed = [index for index, row in enumerate(rows) if not row.is_plain]
+        for block in _blocks(changed, values.shape[1]):
+            tokens[block] = _choose(values[block], [rows[index] for index in block])
+        drawn = [index for index, row in enumerate(rows) if row.is_plain and row.params.temperature > 0]
+        tokens[drawn] = _draw(values, peaks, rows, drawn)
+    return [
+        Sampled(token, _logprobs(values[index], token, rows[index].params.num_logprobs))
+        for index, token in enumerate(tokens.tolist())
+    ]
 
 
-def _sample_row(logits: Floats, row: SamplingRow) -> Sampled:
-    if not logits.max() < np.inf or logits.max() == -np.inf:  # NaN fails the first comparison
-        raise NonFiniteValue("logits hold NaN or infinity, or allow no token", field="logits")
-    adjusted = _adjust(logits, row)
-    token = int(adjusted.argmax()) if row.params.temperature == 0 else _draw(adjusted, row)
-    logprobs = logits - _log_sum_exp(logits)
-    top = _largest(logprobs, min(row.params.num_logprobs or 0, len(logits)))
-    return Sampled(token, float(logprobs[token]), tuple(top.tolist()), tuple(logprobs[top].tolist()))
+def _choose(logits: Floats, rows: Sequence[SamplingRow]) -> Ids:
+    """The tokens of rows whose logits are changed first; `logits` [G, V] are theirs."""
+    adjust(logits, rows)
+    tokens: Ids = logits.argmax(axis=1)
+    peaks = logits[np.arange(len(rows)), tokens]
+    _check(peaks)
+    drawn = [place for place, row in enumerate(rows) if row.params.temperature > 0]
+    tokens[drawn] = _draw(logits, peaks, rows, drawn)
+    return tokens
 
 
-def _adjust(logits: Floats, row: SamplingRow) -> Floats:
-    """Penalties, bias, end tokens held back."""
-    params, adjusted = row.params, logits.copy()
-    output, counts = np.unique(_ids(row.output_ids, len(logits)), return_counts=True)
-    if params.repetition_penalty != 1:
-        seen = np.union1d(output, _ids(row.prompt_ids, len(logits)))
-        penalty = params.repetition_penalty
-        adjusted[seen] = np.where(adjusted[seen] > 0, adjusted[seen] / penalty, adjusted[seen] * penalty)
-    adjusted[output] -= params.frequency_penalty * counts + params.presence_penalty
-    if params.logit_bias:
-        adjusted[_ids(list(params.logit_bias), len(logits))] += list(params.logit_bias.values())
-    if len(row.output_ids) < params.min_tokens:
-        adjusted[_ids(params.end_token_ids + params.stop_token_ids, len(logits))] = -np.inf
-    return adjusted
+def _draw(logits: Floats, peaks: Floats, rows: Sequence[SamplingRow], drawn: Sequence[int]) -> list[int]:
+    """Sample rows `drawn` from the softmax of their kept tokens; `peaks` are the largest logits of each row."""
+    kept: list[Ids] = []
+    left: list[Floats] = []
+    for index in drawn:
+        params = rows[index].params
+        scaled = logits[index] - peaks[index]
+        scaled /= np.float32(max(params.temperature, _COLDEST))
+        own = kept_tokens(scaled, params)
+        kept.append(own)
+        left.append(scaled[own])
+    words = words_of([(rows[index].params.seed, rows[index].position) for index in drawn], kept)
+    return [int(own[_winner(one, noise)]) for own, one, noise in zip(kept, left, words, strict=True)]
 
 
-def _draw(adjusted: Floats, row: SamplingRow) -> int:
-    """Sample from the softmax of the kept tokens: the largest of logit + Gumbel noise."""
-    params = row.params
-    scaled = (adjusted - adjusted.max()) / params.temperature
-    kept = _keep(scaled, params)
-    noisy = scaled[kept] + gumbel(params.seed, row.position, len(adjusted), kept)
-    return int(kept[noisy.argmax()])
+def _winner(scaled: Floats, words: Words) -> int:
+    """Index of the largest scaled logit + Gumbel noise."""
+    able = _able(scaled, words) if len(scaled) > _WORTH_PRUNING else slice(None)
+    noisy = scaled[able] + gumbel(words[able])
+    place = int(noisy.argmax())
+    return place if isinstance(able, slice) else int(able[place])
 
 
-def _keep(scaled: Floats, params: SamplingParams) -> Ids:
-    """Ids that pass top-k, then top-p among those, then min-p; ascending, never empty."""
-    kept = _largest(scaled, params.top_k) if 0 < params.top_k < len(scaled) else np.flatnonzero(scaled > -np.inf)
-    if params.top_p < 1:
-        kept = kept[_nucleus(np.exp(scaled[kept] - _log_sum_exp(scaled[kept])), params.top_p)]
-    if params.min_p > 0:
-        kept = kept[scaled[kept] >= scaled[kept].max() + np.log(params.min_p)]
-    return np.sort(kept[scaled[kept] > -np.inf])
+def _able(scaled: Floats, words: Words) -> Ids:
+    """Indices of tokens that may win: those that would with the largest noise of all, against the likeliest ones."""
+    likely = np.flatnonzero(scaled >= -_LIKELY)
+    to_beat = (scaled[likely] + gumbel(words[likely])).max()
+    largest = gumbel(words.max(keepdims=True))[0]
+    return np.flatnonzero(scaled >= float(to_beat - largest) - _SLACK)
 
 
-def _nucleus(probabilities: Floats, top_p: float) -> Ids:
-    """Indices of the smallest set of likeliest entries whose sum reaches `top_p`."""
-    wanted = _NUCLEUS_GUESS
-    while True:
-        order = _largest(probabilities, min(wanted, len(probabilities)))
-        sums = probabilities[order].cumsum()
-        if sums[-1] >= top_p or len(order) == len(probabilities):
-            return order[: int(np.searchsorted(sums, top_p)) + 1]
-        wanted *= 8
+def _logprobs(logits: Floats, token_id: int, num_top: int | None) -> TokenLogprobs | None:
+    return None if num_top is None else row_logprobs(logits, token_id, num_top)
 
 
-def _largest(values: Floats, count: int) -> Ids:
-    """Indices of the `count` largest values, largest first, equal ones by index."""
-    if count == 0:
-        return np.empty(0, dtype=np.int64)
-    threshold = np.partition(values, -count)[-count]
-    candidates = np.flatnonzero(values >= threshold)
-    return candidates[np.argsort(-values[candidates], kind="stable")][:count]
+def _blocks(indices: Sequence[int], vocab_size: int) -> list[Sequence[int]]:
+    num_rows = max(1, _BLOCK_ELEMENTS // vocab_size)
+    return [indices[start : start + num_rows] for start in range(0, len(indices), num_rows)]
 
 
-def _log_sum_exp(values: Floats) -> float:
-    peak = values.max()
-    return float(peak + np.log(np.exp(values - peak).sum()))
-
-
-def _ids(token_ids: Sequence[int], vocab_size: int) -> Ids:
-    ids = np.asarray(token_ids, dtype=np.int64)
-    if ids.size and not 0 <= ids.min() <= ids.max() < vocab_size:
-        raise BadInput(f"token ids must be below {vocab_size}", field="token_ids")
-    return ids
+def _check(peaks: Floats) -> None:
+    """`peaks` [B]: the largest value of each row."""
+    wrong = np.flatnonzero(~np.isfinite(peaks))
+    if wrong.size:
+        message = f"logits of row {wrong[0]} hold NaN or infinity, or allow no token"
+        raise NonFiniteValue(message, field="logits")

@@ -47,6 +47,11 @@ class SamplingParams:
         for token, bias in self.logit_bias.items():
             _within(f"logit_bias[{token}]", bias, -100, 100)
 
+    @property
+    def has_penalties(self) -> bool:
+        """Whether the tokens so far change the logits of the next one."""
+        return self.repetition_penalty != 1 or self.presence_penalty != 0 or self.frequency_penalty != 0
+
 
 def _within(name: str, value: float | None, low: float, high: float, *, above: bool = False) -> None:
     """Written so that NaN is outside."""

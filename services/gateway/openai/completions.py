@@ -87,8 +87,8 @@ class CompletionRenderer:
 
     def _choice(self, output: Output, piece: Piece) -> Json:
         logprobs = None
-        if self._with_logprobs and piece.logprobs:
-            logprobs = objects.completion_logprobs(piece.logprobs, self._offsets[output.index])
+        if self._with_logprobs and piece.has_logprobs:
+            logprobs = objects.completion_logprobs(piece.logprobs, self._offsets[output.index], piece.first_piece)
         choice: Json = {
             "index": output.index,
             "text": piece.text,
@@ -98,10 +98,13 @@ class CompletionRenderer:
         return choice | {"token_ids": list(piece.token_ids)} if self._with_ids else choice
 
     def _whole_choice(self, index: int, output: Output) -> Json:
-        logprobs = objects.completion_logprobs(output.logprobs, objects.TextOffsets()) if self._with_logprobs else None
+        logprobs = None
+        if self._with_logprobs:
+            tokens = [*output.prompt_logprobs, *output.logprobs]
+            logprobs = objects.completion_logprobs(tokens, objects.TextOffsets(), output.first_piece)
         choice: Json = {
             "index": index,
-            "text": "".join(output.text),
+            "text": output.prompt_text + "".join(output.text),
             "logprobs": logprobs,
             "finish_reason": objects.finish_reason(output),
             "stop_reason": objects.stop_reason(output),

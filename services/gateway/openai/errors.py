@@ -30,7 +30,7 @@ _OPENAI_CODES = {"unknown_model": "model_not_found", "prompt_too_long": "context
 #: Router's path → body's path. Order matters: the first that fits is taken.
 _PATHS: Sequence[tuple[re.Pattern[str], str]] = (
     (re.compile(r"^sampling\.logit_bias.*"), "logit_bias"),
-    (re.compile(r"^sampling\.num_logprobs$"), "logprobs"),
+    (re.compile(r"^sampling\.num_(prompt_)?logprobs$"), "logprobs"),
     (re.compile(r"^sampling\."), ""),
     (re.compile(r"^chat\.template_kwargs_json"), "chat_template_kwargs"),
     (re.compile(r"^chat$"), "messages"),

@@ -87,13 +87,21 @@ class TextOffsets:
         return offset
 
 
-def completion_logprobs(tokens: Sequence[sampling_pb2.TokenLogprobs], offsets: TextOffsets) -> Json:
-    """`choices[].logprobs` of the old endpoint; the chosen token is among the top ones even if it was not likely."""
+def completion_logprobs(
+    tokens: Sequence[sampling_pb2.TokenLogprobs], offsets: TextOffsets, first_piece: bytes | None = None
+) -> Json:
+    """`choices[].logprobs` of the old endpoint; the chosen token is among the top ones even if it was not likely.
+
+    `first_piece` is of a prompt's first token, before `tokens`: it has no log-probability, which is null.
+    """
+    first = [] if first_piece is None else [first_piece]
+    pieces = [*first, *(token.piece for token in tokens)]
+    unknown = [None] * len(first)
     return {
-        "tokens": [token_text(token.piece) for token in tokens],
-        "token_logprobs": [finite(token.logprob) for token in tokens],
-        "top_logprobs": [_top(token) for token in tokens],
-        "text_offset": [offsets.next(token.piece) for token in tokens],
+        "tokens": [token_text(piece) for piece in pieces],
+        "token_logprobs": unknown + [finite(token.logprob) for token in tokens],
+        "top_logprobs": unknown + [_top(token) for token in tokens],
+        "text_offset": [offsets.next(piece) for piece in pieces],
     }
 
 
@@ -105,4 +113,4 @@ def _top(token: sampling_pb2.TokenLogprobs) -> dict[str, float]:
 
 def says_something(piece: Piece, *, with_ids: bool, with_logprobs: bool) -> bool:
     """Whether a stream's client would miss this piece: text may lag behind tokens, and then a delta is empty."""
-    return bool(piece.text or (with_ids and piece.token_ids) or (with_logprobs and piece.logprobs))
+    return bool(piece.text or (with_ids and piece.token_ids) or (with_logprobs and piece.has_logprobs))

@@ -161,7 +161,6 @@ class Request(Strict):
     prompt_cache_retention: Annotated[Any, Ignored("the prefix cache keeps what fits")] = None
     prompt_cache_options: Annotated[Any, Ignored("the prefix cache keeps what fits")] = None
     service_tier: Annotated[Any, NotYet("auto", "default")] = None
-    echo: Annotated[Any, NotYet(False)] = None
     prompt_logprobs: Annotated[Any, NotYet()] = None
     use_beam_search: Annotated[Any, NotYet(False)] = None
     length_penalty: Annotated[Any, NotYet(1, 1.0)] = None
@@ -206,6 +205,7 @@ class ChatRequest(Request):
     verbosity: Annotated[Any, NotYet()] = None
     moderation: Annotated[Any, NotYet()] = None
     best_of: Annotated[Any, NotYet(1)] = None
+    echo: Annotated[Any, NotYet(False)] = None
     continue_final_message: Annotated[Any, NotYet(False)] = None
 
     @model_validator(mode="after")
@@ -223,6 +223,8 @@ class CompletionRequest(Request):
     """POST /v1/completions"""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0, le=INT32_MAX)] | None = None
+    echo: bool | None = None
     logprobs: Annotated[int, Field(ge=0, le=MAX_LOGPROBS)] | None = None
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
@@ -235,4 +237,6 @@ class CompletionRequest(Request):
             raise PydanticCustomError("best_of", "best_of must be at least n", {"param": "best_of"})
         if self.stream and self.best_of not in (None, self.n or 1):
             raise PydanticCustomError("best_of", "best_of above n cannot be streamed", {"param": "best_of"})
+        if self.max_tokens == 0 and not self.echo:
+            raise PydanticCustomError("max_tokens", "max_tokens 0 needs echo: true", {"param": "max_tokens"})
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 from collections.abc import Iterator, Sequence
 
@@ -46,9 +47,12 @@ def chat_calls(request: ChatRequest) -> list[Call]:
 def completion_calls(request: CompletionRequest) -> list[Call]:
     """best_of (or n) calls per prompt."""
     base = _base(request)
-    base.sampling.max_tokens = request.max_tokens or COMPLETION_MAX_TOKENS
+    base.sampling.max_tokens = COMPLETION_MAX_TOKENS if request.max_tokens is None else request.max_tokens
+    base.echo = bool(request.echo)
     if request.logprobs is not None:
         base.sampling.num_logprobs = request.logprobs
+        if request.echo:
+            base.sampling.num_prompt_logprobs = request.logprobs
     elif ranked(request):
         base.sampling.num_logprobs = 0
     return list(_fan_out(list(_prompts(base, request.prompt)), request.best_of or request.n or 1))
@@ -130,14 +134,24 @@ def _separate(prompt: Prompt) -> Sequence[str | Sequence[int]]:
 
 
 def _fan_out(prompts: Sequence[pb.GenerateRequest], num_outputs: int) -> Iterator[Call]:
-    """Output i of a prompt samples with seed + i, so that n outputs of one seed differ and can be had again."""
+    """Output i of a prompt samples with seed + i, so that n outputs of one seed differ and can be had again.
+
+    All outputs of a prompt go to one prefill worker, which computes what they share once.
+    """
     for prompt_index, prompt in enumerate(prompts):
+        session_key = prompt.session_key or (_key_of(prompt) if num_outputs > 1 else "")
         for i in range(num_outputs):
             request = pb.GenerateRequest()
             request.CopyFrom(prompt)
+            request.session_key = session_key
             if request.sampling.HasField("seed"):
                 request.sampling.seed = _wrapped(request.sampling.seed + i)
             yield Call(prompt_index, request)
+
+
+def _key_of(prompt: pb.GenerateRequest) -> str:
+    """The same for the same prompt."""
+    return f"prompt-{hashlib.blake2b(prompt.SerializeToString(deterministic=True), digest_size=16).hexdigest()}"
 
 
 def _wrapped(seed: int) -> int:

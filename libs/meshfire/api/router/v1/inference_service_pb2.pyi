@@ -85,6 +85,7 @@ class GenerateRequest(_message.Message):
     RETURN_PROMPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
+    ECHO_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name, see ListModels."""
     text: _builtins.str
@@ -99,6 +100,8 @@ class GenerateRequest(_message.Message):
     """Separates prefix caches of tenants; equal salts share."""
     keep_special_tokens: _builtins.bool
     """True = special tokens appear in the text of deltas."""
+    echo: _builtins.bool
+    """True = the prompt is part of the answer (see GeneratePrompt)."""
     @_builtins.property
     def chat(self) -> _tokenizer_service_pb2.Chat:
         """A chat, rendered with the model's template."""
@@ -124,10 +127,11 @@ class GenerateRequest(_message.Message):
         return_prompt_token_ids: _builtins.bool = ...,
         cache_salt: _builtins.str = ...,
         keep_special_tokens: _builtins.bool = ...,
+        echo: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "session_key", b"session_key", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "session_key", b"session_key", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["chat", "text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -144,6 +148,7 @@ class GenerateResponse(_message.Message):
     STARTED_FIELD_NUMBER: _builtins.int
     DELTA_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
+    PROMPT_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def started(self) -> Global___GenerateStarted:
         """First message."""
@@ -156,18 +161,23 @@ class GenerateResponse(_message.Message):
     def finished(self) -> Global___GenerateFinished:
         """Last message."""
 
+    @_builtins.property
+    def prompt(self) -> Global___GeneratePrompt:
+        """The prompt, if echo or sampling.num_prompt_logprobs asks for it: after started, before the first delta."""
+
     def __init__(
         self,
         *,
         started: Global___GenerateStarted | None = ...,
         delta: Global___GenerateDelta | None = ...,
         finished: Global___GenerateFinished | None = ...,
+        prompt: Global___GeneratePrompt | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt", b"prompt", "started", b"started"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "started", b"started"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["delta", b"delta", "event", b"event", "finished", b"finished", "prompt", b"prompt", "started", b"started"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished"]  # noqa: Y015
+    _WhichOneofReturnType_event: _TypeAlias = _typing.Literal["started", "delta", "finished", "prompt"]  # noqa: Y015
     _WhichOneofArgType_event: _TypeAlias = _typing.Literal["event", b"event"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_event) -> _WhichOneofReturnType_event | None: ...
 
@@ -212,6 +222,46 @@ class GenerateStarted(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___GenerateStarted: _TypeAlias = GenerateStarted  # noqa: Y015
+
+@_typing.final
+class GeneratePrompt(_message.Message):
+    """A part of the prompt; a long one comes in several, in order. What was computed of it counts as usual."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    TEXT_FIELD_NUMBER: _builtins.int
+    TOKEN_IDS_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    FIRST_PIECE_FIELD_NUMBER: _builtins.int
+    text: _builtins.str
+    """Text, if echo is set; all of it is in the first part. A text prompt as it was sent; a chat as it was rendered and token
+    ids as they decode, special tokens as keep_special_tokens says.
+    """
+    first_piece: _builtins.bytes
+    """Bytes of the prompt's first token, which has no entry in logprobs: in the part that holds it."""
+    @_builtins.property
+    def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
+        """Token ids, if log-probabilities are asked for."""
+
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """One per token id, except for the very first token of the prompt, before which there is nothing."""
+
+    def __init__(
+        self,
+        *,
+        text: _builtins.str = ...,
+        token_ids: _abc.Iterable[_builtins.int] | None = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+        first_piece: _builtins.bytes = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["first_piece", b"first_piece", "logprobs", b"logprobs", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___GeneratePrompt: _TypeAlias = GeneratePrompt  # noqa: Y015
 
 @_typing.final
 class GenerateDelta(_message.Message):

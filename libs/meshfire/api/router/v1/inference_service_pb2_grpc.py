@@ -57,7 +57,7 @@ class InferenceServiceServicer:
     """
 
     def Generate(self, request, context):
-        """Generates one output. First message: started; then deltas; last: finished.
+        """Generates one output. First message: started; then the prompt, if asked for, and deltas; last: finished.
         Metadata: x-meshfire-script and x-meshfire-fault are test hooks, refused (PERMISSION_DENIED) unless switched on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)

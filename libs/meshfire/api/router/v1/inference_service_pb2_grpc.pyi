@@ -34,7 +34,7 @@ class InferenceServiceStub:
     @_typing.overload
     def __new__(cls, channel: _aio.Channel) -> InferenceServiceAsyncStub: ...
     Generate: _grpc.UnaryStreamMultiCallable[_inference_service_pb2.GenerateRequest, _inference_service_pb2.GenerateResponse]
-    """Generates one output. First message: started; then deltas; last: finished.
+    """Generates one output. First message: started; then the prompt, if asked for, and deltas; last: finished.
     Metadata: x-meshfire-script and x-meshfire-fault are test hooks, refused (PERMISSION_DENIED) unless switched on.
     """
     CountTokens: _grpc.UnaryUnaryMultiCallable[_inference_service_pb2.CountTokensRequest, _inference_service_pb2.CountTokensResponse]
@@ -48,7 +48,7 @@ class InferenceServiceAsyncStub(InferenceServiceStub):
 
     def __init__(self, channel: _aio.Channel) -> None: ...
     Generate: _aio.UnaryStreamMultiCallable[_inference_service_pb2.GenerateRequest, _inference_service_pb2.GenerateResponse]  # type: ignore[assignment]
-    """Generates one output. First message: started; then deltas; last: finished.
+    """Generates one output. First message: started; then the prompt, if asked for, and deltas; last: finished.
     Metadata: x-meshfire-script and x-meshfire-fault are test hooks, refused (PERMISSION_DENIED) unless switched on.
     """
     CountTokens: _aio.UnaryUnaryMultiCallable[_inference_service_pb2.CountTokensRequest, _inference_service_pb2.CountTokensResponse]  # type: ignore[assignment]
@@ -65,7 +65,7 @@ class InferenceServiceServicer(metaclass=_abc_1.ABCMeta):
         request: _inference_service_pb2.GenerateRequest,
         context: _ServicerContext,
     ) -> _typing.Union[_abc.Iterator[_inference_service_pb2.GenerateResponse], _abc.AsyncIterator[_inference_service_pb2.GenerateResponse]]:
-        """Generates one output. First message: started; then deltas; last: finished.
+        """Generates one output. First message: started; then the prompt, if asked for, and deltas; last: finished.
         Metadata: x-meshfire-script and x-meshfire-fault are test hooks, refused (PERMISSION_DENIED) unless switched on.
         """
 

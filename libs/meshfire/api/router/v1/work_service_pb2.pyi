@@ -57,6 +57,7 @@ class WorkRequest(_message.Message):
     KV_OFFER_FIELD_NUMBER: _builtins.int
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
         """First message."""
@@ -81,6 +82,10 @@ class WorkRequest(_message.Message):
     def failed(self) -> Global___LeaseFailed:
         """A lease failed."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> Global___PromptLogprobs:
+        """Log-probabilities of a prompt, before its offer."""
+
     def __init__(
         self,
         *,
@@ -90,12 +95,13 @@ class WorkRequest(_message.Message):
         kv_offer: Global___KvOffer | None = ...,
         finished: Global___LeaseFinished | None = ...,
         failed: Global___LeaseFailed | None = ...,
+        prompt_logprobs: Global___PromptLogprobs | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "progress", "kv_offer", "finished", "failed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "progress", "kv_offer", "finished", "failed", "prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -298,6 +304,42 @@ class TokenProgress(_message.Message):
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___TokenProgress: _TypeAlias = TokenProgress  # noqa: Y015
+
+@_typing.final
+class PromptLogprobs(_message.Message):
+    """A part of the log-probabilities of a prompt whose lease asks for them; all parts come in order and before the offer."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    FIRST_INDEX_FIELD_NUMBER: _builtins.int
+    LOGPROBS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """From the lease."""
+    epoch: _builtins.int
+    """From the lease."""
+    first_index: _builtins.int
+    """Index in the prompt of the first token that is told about; 1 in the first part, for nothing precedes token 0."""
+    @_builtins.property
+    def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_sampling_pb2.TokenLogprobs]:
+        """One per token."""
+
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        first_index: _builtins.int = ...,
+        logprobs: _abc.Iterable[_sampling_pb2.TokenLogprobs] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "first_index", b"first_index", "logprobs", b"logprobs", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptLogprobs: _TypeAlias = PromptLogprobs  # noqa: Y015
 
 @_typing.final
 class KvOffer(_message.Message):
@@ -587,8 +629,11 @@ class PrefillWork(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     CACHE_SALT_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     cache_salt: _builtins.str
     """Mixed into the hash chain."""
+    num_prompt_logprobs: _builtins.int
+    """Set = tell the log-probabilities of the tokens (PromptLogprobs), with this many likeliest ones at each place."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt; after a failure with the tokens generated so far."""
@@ -598,12 +643,15 @@ class PrefillWork(_message.Message):
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         cache_salt: _builtins.str = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "cache_salt", b"cache_salt", "num_prompt_logprobs", b"num_prompt_logprobs", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
 
 Global___PrefillWork: _TypeAlias = PrefillWork  # noqa: Y015
 
