@@ -10,6 +10,26 @@ from dataclasses import dataclass, field
 
 from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import inference_service_pb2 as pb
+from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
+
+
+@dataclass(frozen=True)
+class CallPiece:
+    """A part of a tool call: its beginning (with id and name), or more of its arguments."""
+
+    index: int
+    call_id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass
+class ToolCall:
+    """A tool call as it grows."""
+
+    call_id: str
+    name: str
+    arguments: str = ""
 
 
 @dataclass(frozen=True)
@@ -19,6 +39,9 @@ class Piece:
     text: str = ""
     token_ids: tuple[int, ...] = ()
     logprobs: tuple[sampling_pb2.TokenLogprobs, ...] = ()
+    #: text that the model thought
+    reasoning: str = ""
+    calls: tuple[CallPiece, ...] = ()
     #: bytes of the prompt's first token, which comes before `logprobs` and has none
     first_piece: bytes | None = None
     #: the output's first message: admitted, nothing generated
@@ -41,6 +64,8 @@ class Output:
     started: pb.GenerateStarted | None = None
     finished: pb.GenerateFinished | None = None
     text: list[str] = field(default_factory=list)
+    reasoning: list[str] = field(default_factory=list)
+    calls: list[ToolCall] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[sampling_pb2.TokenLogprobs] = field(default_factory=list)
     #: the prompt, if it is part of the answer
@@ -77,8 +102,15 @@ class Output:
         return piece
 
     def _grow(self, delta: pb.GenerateDelta) -> Piece:
-        piece = Piece(delta.text, tuple(delta.token_ids), tuple(delta.logprobs))
+        calls = tuple(part for event in delta.events if (part := _call_piece(event)) is not None)
+        thought = "".join(event.reasoning for event in delta.events)
+        piece = Piece(delta.text, tuple(delta.token_ids), tuple(delta.logprobs), thought, calls)
         self.text.append(piece.text)
+        self.reasoning.append(piece.reasoning)
+        for part in calls:
+            if part.call_id:
+                self.calls.append(ToolCall(part.call_id, part.name))
+            self.calls[part.index].arguments += part.arguments
         self.token_ids.extend(piece.token_ids)
         self.logprobs.extend(piece.logprobs)
         return piece
@@ -98,6 +130,7 @@ class UsageTotal:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    num_reasoning_tokens: int
 
 
 def total(outputs: Sequence[Output]) -> UsageTotal:
@@ -110,4 +143,15 @@ def total(outputs: Sequence[Output]) -> UsageTotal:
         num_prompt_tokens=sum(max(one.num_prompt_tokens for one in usages) for usages in prompts.values()),
         num_cached_tokens=sum(min(one.num_cached_tokens for one in usages) for usages in prompts.values()),
         num_output_tokens=sum(one.usage.num_output_tokens for one in outputs),
+        num_reasoning_tokens=sum(one.usage.num_reasoning_tokens for one in outputs),
     )
+
+
+def _call_piece(event: tokenizer_pb.OutputEvent) -> CallPiece | None:
+    match event.WhichOneof("event"):
+        case "call_begin":
+            return CallPiece(event.call_begin.index, event.call_begin.id, event.call_begin.name)
+        case "call_arguments":
+            return CallPiece(event.call_arguments.index, arguments=event.call_arguments.text)
+        case _:
+            return None

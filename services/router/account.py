@@ -26,6 +26,7 @@ class Account:
         self._first_token_s: float | None = None
         self._last_token_s: float | None = None
         self._num_output_tokens = 0
+        self._num_reasoning_tokens = 0
         #: 1 if the output ended with an end token, which is in no delta
         self._num_end_tokens = 0
         instruments.active.add(1)
@@ -34,8 +35,9 @@ class Account:
         """The request waits for its first lease."""
         self._instruments.tokens_prompt.add(num_prompt_tokens, {names.ATTR_MODEL: self._model})
 
-    def handed_out(self, num_tokens: int) -> None:
-        """Tokens went to the client."""
+    def handed_out(self, num_tokens: int, num_reasoning_tokens: int = 0) -> None:
+        """Tokens went to the client; some of them were reasoning."""
+        self._num_reasoning_tokens += num_reasoning_tokens
         if num_tokens == 0:
             return
         self._last_token_s = self._now()
@@ -59,6 +61,7 @@ class Account:
                 num_prompt_tokens=num_prompt_tokens,
                 num_cached_tokens=min(_num_cached(active), num_prompt_tokens),
                 num_output_tokens=self._num_billed_tokens,
+                num_reasoning_tokens=min(self._num_reasoning_tokens, self._num_billed_tokens),
             ),
             receipt=receipt_of(active),
         )

@@ -18,7 +18,7 @@ from services.router import wire
 from services.router.desk import Desk
 from services.router.hooks import SCRIPT_HEADER, Hooks
 from services.router.models import ModelFacts, wait_for_model
-from services.router.tokenizers import Tokenizers
+from services.router.tokenizers import Encoded, Tokenizers
 from services.router.validation import check_fit, check_form
 from services.router.work import Script, Work
 
@@ -52,7 +52,8 @@ class Admission:
         facts = await wait_for_model(self.desk.workers, request.model, self.worker_wait_s)
         # Twice: a full queue should not cost the tokenizer anything, and only tokens tell how much waits.
         self.desk.admit(request.model, priority, 0)
-        prompt = await self._prompt(request, span)
+        encoded = await self._prompt(request, span)
+        prompt = encoded.token_ids
         check_fit(request, facts, prompt)
         script = await self._script(call, span)
         self.desk.admit(request.model, priority, len(prompt))
@@ -69,19 +70,20 @@ class Admission:
             session_key=request.session_key,
             cache_salt=request.cache_salt,
             traceparent=spans.traceparent_of(span),
+            output=None if request.keep_special_tokens else encoded.output,
             fault=call.hooks.fault,
             script=script,
         )
 
-    async def _prompt(self, request: pb.GenerateRequest, span: Span) -> tuple[int, ...]:
+    async def _prompt(self, request: pb.GenerateRequest, span: Span) -> Encoded:
         if request.WhichOneof("prompt") == "token_ids":
-            return tuple(request.token_ids.ids)
+            return Encoded(tuple(request.token_ids.ids))
         parent = spans.traceparent_of(span)
         with spans.span(self.tracer, names.SPAN_ROUTER_TOKENIZE, parent=parent, kind=SpanKind.CLIENT) as child:
             wanted = wire.tokenize_request_from(request)
-            prompt = await self.tokenizers.tokenize(wanted, spans.traceparent_of(child))
-            child.set_attribute(names.ATTR_TOKENS_PROMPT, len(prompt))
-            return prompt
+            encoded = await self.tokenizers.tokenize(wanted, spans.traceparent_of(child))
+            child.set_attribute(names.ATTR_TOKENS_PROMPT, len(encoded.token_ids))
+            return encoded
 
     async def _script(self, call: Call, span: Span) -> Script | None:
         if call.hooks.script_json is None:

@@ -66,6 +66,7 @@ class _Generation:
         self._account = Account(parts.instruments, call.request.model)
         self._active: ActiveRequest | None = None
         self._prompt_due = wants_prompt(call.request)
+        self._made_calls = False
 
     async def run(self) -> None:
         outcome = Cancelled.reason
@@ -115,7 +116,10 @@ class _Generation:
     async def _stream(self, active: ActiveRequest) -> FinishReason:
         request = self._call.request
         start = tokenizer_pb.DetokenizeStart(
-            model=request.model, stop=request.sampling.stop, keep_special_tokens=request.keep_special_tokens
+            model=request.model,
+            stop=request.sampling.stop,
+            keep_special_tokens=request.keep_special_tokens,
+            output=active.work.output,
         )
         text = TextStream(self._parts.admission.tokenizers, start, spans.traceparent_of(self._span))
         active.start()
@@ -171,9 +175,10 @@ class _Generation:
         lookup = _ids_with_logprobs(tokens)
         piece = await text.feed([token.token_id for token in tokens], last=last, lookup_ids=lookup)
         used = tokens if piece.stop_hit is None else tokens[: piece.num_tokens_used]
-        if used or piece.text:
-            self._account.handed_out(len(used))
-            await self._emit(wire.delta_to(piece.text, used, dict(zip(lookup, piece.pieces))))
+        if used or piece.text or piece.events:
+            self._account.handed_out(len(used), piece.num_reasoning_tokens)
+            self._made_calls |= any(event.HasField("call_begin") for event in piece.events)
+            await self._emit(wire.delta_to(piece.text, used, dict(zip(lookup, piece.pieces)), piece.events))
         return piece.stop_hit
 
     async def _finish(
@@ -185,6 +190,8 @@ class _Generation:
         stop_token_id: int | None = None,
     ) -> FinishReason:
         assert reason is not None, "an end without an error has a reason"
+        if self._made_calls and reason is FinishReason.STOP and stop_hit is None:
+            reason = FinishReason.TOOL_CALLS
         self._span.set_attribute(names.ATTR_FINISH_REASON, reason.value)
         finished = self._account.finish(active, reason, stop_hit, stop_token_id)
         await self._emit(pb.GenerateResponse(finished=finished))

@@ -72,8 +72,8 @@ class InferenceServicer(rpc.InferenceServiceServicer):
         admission = self._parts.admission
         await wait_for_model(admission.desk.workers, request.model, self._settings.worker_wait_s)
         traceparent = dict(context.invocation_metadata() or ()).get(TRACEPARENT_HEADER, "")
-        prompt = await admission.tokenizers.tokenize(wire.tokenize_request_from(request), str(traceparent))
-        return pb.CountTokensResponse(num_tokens=len(prompt))
+        encoded = await admission.tokenizers.tokenize(wire.tokenize_request_from(request), str(traceparent))
+        return pb.CountTokensResponse(num_tokens=len(encoded.token_ids))
 
     async def ListModels(self, request: pb.ListModelsRequest, context: Context) -> pb.ListModelsResponse:
         found = served_models(self._parts.admission.desk.workers)

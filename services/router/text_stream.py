@@ -19,6 +19,7 @@ from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as pb
 from meshfire.errors import MeshfireError, Unavailable
 from meshfire.rpc import streams
 from meshfire.rpc.status import from_rpc_error
+from services.router.event_cursor import EventCursor
 from services.router.tokenizers import MAY_MEND, Tokenizers, trace_metadata
 
 _log = logging.getLogger(__name__)
@@ -41,6 +42,9 @@ class TextPiece:
     num_tokens_used: int
     #: bytes of each of the ids that were looked up
     pieces: tuple[bytes, ...]
+    #: what became certain, of an output in a chat language
+    events: tuple[pb.OutputEvent, ...] = ()
+    num_reasoning_tokens: int = 0
 
 
 class TextStream:
@@ -56,6 +60,8 @@ class TextStream:
         self._num_chars_out = 0
         #: characters that a reopened stream says again
         self._num_chars_to_skip = 0
+        self._cursor = EventCursor()
+        self._num_reasoning_tokens = 0
 
     async def feed(self, token_ids: Sequence[int], *, last: bool = False, lookup_ids: Sequence[int] = ()) -> TextPiece:
         """Text of the next tokens."""
@@ -118,11 +124,14 @@ class TextStream:
             stop_hit=response.stop_hit if response.HasField("stop_hit") else None,
             num_tokens_used=max(0, response.num_tokens_used - replayed),
             pieces=tuple(response.pieces),
+            events=self._cursor.fresh(response.events),
+            num_reasoning_tokens=self._fresh_reasoning(response.num_reasoning_tokens, is_replay=replayed > 0),
         )
 
     async def _open(self) -> _Call:
         self._address = self._next_address()
         self._num_chars_to_skip = self._num_chars_out
+        self._cursor.replay()
         # Without a request iterator: this side writes. The stubs know only the other way.
         open_call = self._tokenizers.stub(self._address).Detokenize
         call: _Call = open_call(metadata=trace_metadata(self._traceparent))  # type: ignore[call-arg]
@@ -136,6 +145,11 @@ class TextStream:
         if not found:
             raise Unavailable("no tokenizer is in discovery")
         return min(found, key=lambda address: address == self._address)
+
+    def _fresh_reasoning(self, count: int, *, is_replay: bool) -> int:
+        fresh = count - self._num_reasoning_tokens if is_replay else count
+        self._num_reasoning_tokens += fresh
+        return fresh
 
     def _fresh(self, text: str) -> str:
         skipped = min(len(text), self._num_chars_to_skip)

@@ -10,6 +10,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as pb
@@ -28,6 +29,14 @@ TOKENIZER_SERVICE = "meshfire-tokenizer"
 MAY_MEND = (Unavailable, DeadlineExceeded, NotFound)
 
 _PAUSE_S = 0.1
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """A prompt. `output`: how what follows it is to be read; None = as text."""
+
+    token_ids: tuple[int, ...]
+    output: pb.OutputFormat | None = None
 
 
 class Tokenizers:
@@ -56,13 +65,15 @@ class Tokenizers:
         """The service at an address."""
         return rpc.TokenizerServiceStub(self._channels.get(address))
 
-    async def tokenize(self, request: pb.TokenizeRequest, traceparent: str) -> tuple[int, ...]:
-        """Token ids of a prompt. BadInput as the tokenizer says; NoWorker if none answers for a while."""
+    async def tokenize(self, request: pb.TokenizeRequest, traceparent: str) -> Encoded:
+        """A prompt as token ids. BadInput as the tokenizer says; NoWorker if none answers for a while."""
 
         async def call(stub: rpc.TokenizerServiceAsyncStub) -> pb.TokenizeResponse:
             return await stub.Tokenize(request, timeout=self.timeout_s, metadata=trace_metadata(traceparent))
 
-        return tuple((await self._anywhere(request.model, call)).token_ids)
+        response = await self._anywhere(request.model, call)
+        output = response.output if response.HasField("output") else None
+        return Encoded(tuple(response.token_ids), output)
 
     async def script(self, model: str, script_json: str, traceparent: str) -> Script:
         """A test script's steps."""

@@ -22,7 +22,9 @@ _REASONS = {
     sampling_pb2.FINISH_REASON_STOP: FinishReason.STOP,
     sampling_pb2.FINISH_REASON_LENGTH: FinishReason.LENGTH,
 }
-_REASONS_OUT = {reason: value for value, reason in _REASONS.items()}
+_REASONS_OUT = {reason: value for value, reason in _REASONS.items()} | {
+    FinishReason.TOOL_CALLS: sampling_pb2.FINISH_REASON_TOOL_CALLS
+}
 
 
 def worker_from(hello: work_pb.WorkerHello) -> WorkerFacts:
@@ -122,10 +124,14 @@ def tokenize_request_from(
 
 
 def delta_to(
-    text: str, tokens: Sequence[OutputToken], pieces: Mapping[int, bytes] | None
+    text: str,
+    tokens: Sequence[OutputToken],
+    pieces: Mapping[int, bytes] | None,
+    events: Sequence[tokenizer_pb.OutputEvent] = (),
 ) -> inference_pb.GenerateResponse:
     """New tokens for the client; `pieces` are the bytes of every id that has a log-probability."""
-    delta = inference_pb.GenerateDelta(text=text, token_ids=[token.token_id for token in tokens])
+    text += "".join(event.content for event in events)
+    delta = inference_pb.GenerateDelta(text=text, token_ids=[token.token_id for token in tokens], events=events)
     for token in tokens:
         if token.logprobs is not None and pieces is not None:
             delta.logprobs.append(logprobs_to(token.token_id, token.logprobs, pieces))

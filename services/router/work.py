@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from meshfire.api.common.v1 import sampling_pb2
+from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
 from services.router.lease_queue import Priority
 
 
@@ -34,6 +35,8 @@ class Work:
     cache_salt: str = ""
     #: W3C traceparent of the span that the workers' spans hang below
     traceparent: str = ""
+    #: how the output is to be read; None = as text
+    output: tokenizer_pb.OutputFormat | None = None
     #: test hook, for the first epoch only
     fault: str = ""
     script: Script | None = None

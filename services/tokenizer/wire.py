@@ -65,7 +65,11 @@ def decoded(
         )
     chat = decoder.add(tokens.token_ids, last=tokens.last)
     return pb.DetokenizeResponse(
-        events=events_to_wire(chat.events), stop_hit=chat.stop_hit, num_tokens_used=chat.num_tokens_used, pieces=pieces
+        events=events_to_wire(chat.events),
+        stop_hit=chat.stop_hit,
+        num_tokens_used=chat.num_tokens_used,
+        num_reasoning_tokens=chat.num_reasoning_tokens,
+        pieces=pieces,
     )
 
 

@@ -9,10 +9,22 @@ Owns no state of a request; a call that is left early is cancelled. Errors are t
 """
 
 from meshfire.client.client import MeshfireClient
-from meshfire.client.events import Delta, Event, Finished, Logprobs, Model, PromptPart, Receipt, Started, Usage
-from meshfire.client.prompts import Message, Prompt, Sampling
+from meshfire.client.events import (
+    CallDelta,
+    Delta,
+    Event,
+    Finished,
+    Logprobs,
+    Model,
+    PromptPart,
+    Receipt,
+    Started,
+    Usage,
+)
+from meshfire.client.prompts import Message, Prompt, Sampling, Tool, ToolCall
 
 __all__ = [
+    "CallDelta",
     "Delta",
     "Event",
     "Finished",
@@ -25,5 +37,7 @@ __all__ = [
     "Receipt",
     "Sampling",
     "Started",
+    "Tool",
+    "ToolCall",
     "Usage",
 ]

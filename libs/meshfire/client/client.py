@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from types import TracebackType
 from typing import Self, TypeVar
@@ -10,7 +10,7 @@ from typing import Self, TypeVar
 from meshfire.api.router.v1 import inference_service_pb2 as pb
 from meshfire.api.router.v1 import inference_service_pb2_grpc as rpc
 from meshfire.client.events import Event, Model, event_from, model_from
-from meshfire.client.prompts import Prompt, Sampling, sampling_to, set_prompt
+from meshfire.client.prompts import Prompt, Sampling, Tool, sampling_to, set_prompt, set_tools
 from meshfire.client.routers import Routers, following, open_routers
 from meshfire.discovery.base import Registry
 from meshfire.errors import InternalError, NoWorker, Unavailable
@@ -68,14 +68,17 @@ class MeshfireClient:
         return_prompt_token_ids: bool = False,
         keep_special_tokens: bool = False,
         echo: bool = False,
+        tools: Sequence[Tool] = (),
+        thinking: bool | None = None,
         timeout_s: float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[Event, None]:
         """One output: Started, Deltas, Finished; before the first Delta the PromptParts, if `echo` or
         `Sampling.num_prompt_logprobs` asks for them. Leaving the loop early cancels it everywhere.
 
-        `metadata` goes along as gRPC metadata, e.g. `traceparent`. Another router is tried only while nothing was
-        received. Raises the errors of `meshfire.errors`: BadInput, UnknownModel, QueueFull, Unavailable, …
+        `tools` and `thinking` (default: as the model's template says) are for chats; events then tell reasoning and
+        tool calls apart from text. `metadata` goes along as gRPC metadata, e.g. `traceparent`. Another router is tried
+        only while nothing was received. Raises the errors of `meshfire.errors`: BadInput, UnknownModel, QueueFull, …
         """
         request = pb.GenerateRequest(
             model=model,
@@ -87,7 +90,7 @@ class MeshfireClient:
             keep_special_tokens=keep_special_tokens,
             echo=echo,
         )
-        set_prompt(request, prompt, template_kwargs)
+        set_tools(set_prompt(request, prompt, template_kwargs), tools, thinking)
         *others, last = await self._candidates()
         for address in (*others, last):
             call = self._stub(address).Generate(request, timeout=timeout_s, metadata=tuple((metadata or {}).items()))

@@ -8,10 +8,12 @@ from typing import TypeAlias
 
 from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import inference_service_pb2 as pb
+from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
 
 _REASONS = {
     sampling_pb2.FINISH_REASON_STOP: "stop",
     sampling_pb2.FINISH_REASON_LENGTH: "length",
+    sampling_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
 }
 
 
@@ -52,13 +54,28 @@ class PromptPart:
 
 
 @dataclass(frozen=True)
+class CallDelta:
+    """A part of a tool call. The first one of an `index` has `id` and `name`, the others only `arguments`."""
+
+    index: int
+    id: str = ""
+    name: str = ""
+    arguments: str = ""
+
+
+@dataclass(frozen=True)
 class Delta:
-    """New tokens. `text` may lag behind `token_ids`: characters and stop texts are completed first."""
+    """New tokens. `text` may lag behind `token_ids`: characters and stop texts are completed first.
+
+    Of a model with a chat language, `text` is content; what it thought and what it calls come apart.
+    """
 
     text: str
     token_ids: tuple[int, ...]
     #: one per token id if `Sampling.num_logprobs` is set, else empty
     logprobs: tuple[Logprobs, ...]
+    reasoning: str = ""
+    tool_calls: tuple[CallDelta, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -68,6 +85,8 @@ class Usage:
     num_prompt_tokens: int
     num_cached_tokens: int
     num_output_tokens: int
+    #: of the output tokens
+    num_reasoning_tokens: int = 0
 
 
 @dataclass(frozen=True)
@@ -85,7 +104,7 @@ class Receipt:
 class Finished:
     """The output ended; last event."""
 
-    #: "stop" or "length"
+    #: "stop", "length" or "tool_calls"
     finish_reason: str
     #: the stop text that was found
     stop_hit: str | None
@@ -113,7 +132,7 @@ def event_from(message: pb.GenerateResponse) -> Event | None:
     """The event in a message; None for one that a newer router may send and this client does not know."""
     kind = message.WhichOneof("event")
     if kind == "delta":
-        return Delta(message.delta.text, tuple(message.delta.token_ids), _logprobs_from(message.delta.logprobs))
+        return _delta_from(message.delta)
     if kind == "started":
         return _started_from(message.started)
     if kind == "prompt":
@@ -138,6 +157,26 @@ def _started_from(message: pb.GenerateStarted) -> Started:
     )
 
 
+def _delta_from(message: pb.GenerateDelta) -> Delta:
+    return Delta(
+        message.text,
+        tuple(message.token_ids),
+        _logprobs_from(message.logprobs),
+        reasoning="".join(event.reasoning for event in message.events),
+        tool_calls=tuple(call for event in message.events if (call := _call_from(event)) is not None),
+    )
+
+
+def _call_from(event: tokenizer_pb.OutputEvent) -> CallDelta | None:
+    match event.WhichOneof("event"):
+        case "call_begin":
+            return CallDelta(event.call_begin.index, event.call_begin.id, event.call_begin.name)
+        case "call_arguments":
+            return CallDelta(event.call_arguments.index, arguments=event.call_arguments.text)
+        case _:
+            return None
+
+
 def _logprobs_from(messages: Iterable[sampling_pb2.TokenLogprobs]) -> tuple[Logprobs, ...]:
     return tuple(
         Logprobs(one.logprob, one.piece, tuple(one.top_ids), tuple(one.top_logprobs), tuple(one.top_pieces))
@@ -151,7 +190,9 @@ def _finished_from(message: pb.GenerateFinished) -> Finished:
         finish_reason=_REASONS.get(message.finish_reason, "unknown"),
         stop_hit=message.stop_hit if message.HasField("stop_hit") else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
-        usage=Usage(usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_output_tokens),
+        usage=Usage(
+            usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_output_tokens, usage.num_reasoning_tokens
+        ),
         receipt=Receipt(
             receipt.prefill_worker_id,
             receipt.decode_worker_id,

@@ -14,12 +14,34 @@ from meshfire.errors import BadInput
 
 
 @dataclass(frozen=True)
+class ToolCall:
+    """A call that an assistant made: `arguments` is JSON text."""
+
+    id: str
+    name: str
+    arguments: str
+
+
+@dataclass(frozen=True)
+class Tool:
+    """A function that the model may call. `parameters`: JSON Schema of its arguments."""
+
+    name: str
+    description: str = ""
+    parameters: Mapping[str, object] | None = None
+
+
+@dataclass(frozen=True)
 class Message:
     """One turn of a chat. `role` is system, developer, user, assistant or tool."""
 
     role: str
     content: str
     name: str = ""
+    reasoning: str = ""
+    tool_calls: Sequence[ToolCall] = ()
+    #: of a tool's answer; "" = it answers the next call that is open
+    tool_call_id: str = ""
 
 
 #: A chat, a text as it is, or token ids as they are.
@@ -81,5 +103,26 @@ def _chat_to(
     for index, turn in enumerate(turns):
         if not isinstance(turn, Message):
             raise BadInput(f"prompt[{index}] is a {type(turn).__name__}, expected a Message", field="prompt")
-        chat.messages.add(role=turn.role, content=turn.content, name=turn.name)
+        chat.messages.add(
+            role=turn.role,
+            content=turn.content,
+            name=turn.name,
+            reasoning_content=turn.reasoning,
+            tool_calls=[
+                tokenizer_pb.ToolCall(id=one.id, name=one.name, arguments_json=one.arguments) for one in turn.tool_calls
+            ],
+            tool_call_id=turn.tool_call_id,
+        )
     return chat
+
+
+def set_tools(request: _R, tools: Sequence[Tool], thinking: bool | None) -> _R:
+    """Offer functions, and say whether the model thinks first. BadInput for a prompt that is no chat."""
+    if (tools or thinking is not None) and request.WhichOneof("prompt") != "chat":
+        raise BadInput("tools and thinking need a chat", field="prompt")
+    for tool in tools:
+        parameters = "" if tool.parameters is None else json.dumps(tool.parameters)
+        request.chat.tools.add(name=tool.name, description=tool.description, parameters_json=parameters)
+    if thinking is not None:
+        request.chat.thinking = thinking
+    return request

@@ -61,7 +61,10 @@ class ChatRenderer:
         if piece.finished:
             return [self._chunk([self._choice(output, piece, {}) | {"stop_reason": objects.stop_reason(output)}])]
         if objects.says_something(piece, with_ids=self._with_ids, with_logprobs=self._with_logprobs):
-            return [self._chunk([self._choice(output, piece, {"content": piece.text})])]
+            first, *others = objects.deltas(piece) or [{"content": ""}]
+            # Token ids and log-probabilities belong to the piece as a whole: they go with its first part.
+            rest = [self._chunk([self._choice(output, Piece(), delta)]) for delta in others]
+            return [self._chunk([self._choice(output, piece, first)]), *rest]
         return []
 
     def closing(self, outputs: Sequence[Output]) -> list[Json]:
@@ -92,7 +95,7 @@ class ChatRenderer:
     def _whole_choice(self, output: Output) -> Json:
         choice: Json = {
             "index": output.index,
-            "message": {"role": "assistant", "content": "".join(output.text), "refusal": None},
+            "message": objects.message(output),
             "logprobs": objects.chat_logprobs(output.logprobs) if self._with_logprobs else None,
             "finish_reason": objects.finish_reason(output),
             "stop_reason": objects.stop_reason(output),

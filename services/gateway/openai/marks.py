@@ -23,7 +23,8 @@ class Ignored:
     why: str
 
 
-@dataclass(frozen=True, init=False)
+# Compared by identity: `Annotated` keeps equal marks as one, and NotYet(1) would be taken for NotYet(True).
+@dataclass(frozen=True, init=False, eq=False)
 class NotYet:
     """Refused with its name, because the result would not be what was asked for. `harmless` values ask for nothing."""
 
@@ -38,7 +39,7 @@ class NotYet:
     def _check(self, value: Any) -> Any:
         # `is` beside `==`: 0 == False, but a number is not the harmless value of a switch.
         if value is None or any(type(value) is type(one) and value == one for one in self.harmless):
-            return None
+            return value
         raise PydanticCustomError(NOT_SUPPORTED, "this parameter is not supported yet")
 
 

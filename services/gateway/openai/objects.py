@@ -8,12 +8,16 @@ from collections.abc import Sequence
 
 from meshfire.api.common.v1 import sampling_pb2
 from services.gateway.dialect import Json
-from services.gateway.outputs import Output, Piece, total
+from services.gateway.outputs import CallPiece, Output, Piece, ToolCall, total
 
 #: What OpenAI reports for a token of no probability; JSON has no infinity.
 LOWEST_LOGPROB = -9999.0
 
-_FINISH_REASONS = {sampling_pb2.FINISH_REASON_STOP: "stop", sampling_pb2.FINISH_REASON_LENGTH: "length"}
+_FINISH_REASONS = {
+    sampling_pb2.FINISH_REASON_STOP: "stop",
+    sampling_pb2.FINISH_REASON_LENGTH: "length",
+    sampling_pb2.FINISH_REASON_TOOL_CALLS: "tool_calls",
+}
 
 
 def usage(outputs: Sequence[Output]) -> Json:
@@ -24,7 +28,7 @@ def usage(outputs: Sequence[Output]) -> Json:
         "completion_tokens": sums.num_output_tokens,
         "total_tokens": sums.num_prompt_tokens + sums.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": sums.num_cached_tokens},
-        "completion_tokens_details": {"reasoning_tokens": 0},
+        "completion_tokens_details": {"reasoning_tokens": sums.num_reasoning_tokens},
     }
 
 
@@ -111,6 +115,45 @@ def _top(token: sampling_pb2.TokenLogprobs) -> dict[str, float]:
     return top
 
 
+def message(output: Output) -> Json:
+    """The assistant's message of a whole chat answer."""
+    text = "".join(output.text)
+    calls = [_call(one) for one in output.calls]
+    answer: Json = {"role": "assistant", "content": None if calls and not text else text, "refusal": None}
+    if thought := "".join(output.reasoning):
+        answer["reasoning_content"] = thought
+    return answer | {"tool_calls": calls} if calls else answer
+
+
+def _call(call: ToolCall) -> Json:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": call.call_id, "type": "function", "function": function}
+
+
+def deltas(piece: Piece) -> list[Json]:
+    """What a piece adds to a streamed message, a kind at a time: reasoning, content, then each part of a call."""
+    found: list[Json] = []
+    if piece.reasoning:
+        found.append({"reasoning_content": piece.reasoning})
+    if piece.text:
+        found.append({"content": piece.text})
+    return found + [{"tool_calls": [_call_delta(part)]} for part in piece.calls]
+
+
+def _call_delta(part: CallPiece) -> Json:
+    """Id, type and name come once, with a call's first part; later parts carry only arguments."""
+    if part.call_id:
+        function = {"name": part.name, "arguments": part.arguments}
+        return {"index": part.index, "id": part.call_id, "type": "function", "function": function}
+    return {"index": part.index, "function": {"arguments": part.arguments}}
+
+
 def says_something(piece: Piece, *, with_ids: bool, with_logprobs: bool) -> bool:
     """Whether a stream's client would miss this piece: text may lag behind tokens, and then a delta is empty."""
-    return bool(piece.text or (with_ids and piece.token_ids) or (with_logprobs and piece.has_logprobs))
+    return bool(
+        piece.text
+        or piece.reasoning
+        or piece.calls
+        or (with_ids and piece.token_ids)
+        or (with_logprobs and piece.has_logprobs)
+    )

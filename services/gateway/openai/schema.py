@@ -9,10 +9,12 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag, model_validator
 from pydantic_core import PydanticCustomError
 
 from services.gateway.openai.marks import Ignored, NotYet
+from services.gateway.openai.strict import Strict
+from services.gateway.openai.tools import MAX_TOOLS, Thinking, Tool, ToolCall
 
 MAX_STOPS = 16
 MAX_CHOICES = 128
@@ -23,7 +25,7 @@ INT32_MAX = 2**31 - 1
 INT64_MAX = 2**63 - 1
 
 _OTHER_PARTS = ("image_url", "input_audio", "file", "video_url", "refusal")
-_OTHER_ROLES = ("tool", "function")
+_OTHER_ROLES = ("function",)
 _RECORD = "kept for the caller's own records there; nothing is recorded here"
 
 Count = Annotated[int, Field(ge=1, le=INT32_MAX)]
@@ -49,12 +51,6 @@ def _kind_of_prompt(value: Any) -> str:
     if isinstance(value[0], list):
         return "<token_id_lists>"
     return "<texts>" if isinstance(value[0], str) else "<token_ids>"
-
-
-class Strict(BaseModel):
-    """Base of all requests."""
-
-    model_config = ConfigDict(strict=True, frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 class TextPart(Strict):
@@ -93,15 +89,16 @@ Prompt = Annotated[
 class Message(Strict):
     """One turn."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: Content | None = None
     name: Key | None = None
 
     refusal: Annotated[Any, Ignored("part of an earlier answer; templates have no place for it")] = None
     annotations: Annotated[Any, Ignored("part of an earlier answer; templates have no place for it")] = None
-    reasoning: Annotated[Any, Ignored("an earlier answer's reasoning is not rendered")] = None
-    reasoning_content: Annotated[Any, Ignored("an earlier answer's reasoning is not rendered")] = None
-    tool_calls: Annotated[Any, NotYet([])] = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None
+    tool_calls: Annotated[list[ToolCall], Field(fail_fast=True)] | None = None
+    tool_call_id: Key | None = None
     function_call: Annotated[Any, NotYet()] = None
     audio: Annotated[Any, NotYet()] = None
 
@@ -117,6 +114,8 @@ class Message(Strict):
     def _has_content(self) -> Self:
         if self.content is None and self.role != "assistant":
             raise PydanticCustomError("no_content", "content is required for role {role}", {"role": self.role})
+        if self.tool_calls and self.role != "assistant":
+            raise PydanticCustomError("tool_calls", "only an assistant makes tool calls", {"param": "tool_calls"})
         return self
 
 
@@ -191,11 +190,13 @@ class ChatRequest(Request):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
 
-    parallel_tool_calls: Annotated[Any, Ignored("says nothing without tools")] = None
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
+    tool_choice: Annotated[Any, NotYet("none", "auto")] = None
+    thinking: Thinking | None = None
+
+    parallel_tool_calls: Annotated[Any, NotYet(True)] = None
     prediction: Annotated[Any, Ignored("a hint for speed")] = None
     response_format: Annotated[Any, NotYet({"type": "text"})] = None
-    tools: Annotated[Any, NotYet([])] = None
-    tool_choice: Annotated[Any, NotYet("none", "auto")] = None
     functions: Annotated[Any, NotYet([])] = None
     function_call: Annotated[Any, NotYet("none", "auto")] = None
     modalities: Annotated[Any, NotYet(["text"])] = None
@@ -216,6 +217,10 @@ class ChatRequest(Request):
         if len(limits) > 1:
             message = "max_tokens and max_completion_tokens differ; give one of them"
             raise PydanticCustomError("max_tokens", message, {"param": "max_completion_tokens"})
+        names = [tool.function.name for tool in self.tools or ()]
+        twice = sorted({name for name in names if names.count(name) > 1})
+        if twice:
+            raise PydanticCustomError("tools", "two tools are named {name}", {"param": "tools", "name": twice[0]})
         return self
 
 

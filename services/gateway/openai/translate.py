@@ -12,6 +12,7 @@ from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
 from services.gateway.dialect import Call
 from services.gateway.errors import HttpError
 from services.gateway.openai.schema import ChatRequest, CompletionRequest, Message, Prompt, Request
+from services.gateway.openai.tools import Tool
 
 #: OpenAI's default for the old endpoint; chat goes on to the end of the context window.
 COMPLETION_MAX_TOKENS = 16
@@ -34,6 +35,10 @@ def chat_calls(request: ChatRequest) -> list[Call]:
     """n calls with one prompt."""
     base = _base(request)
     base.chat.messages.extend(_turn(message) for message in request.messages)
+    if request.tool_choice != "none":  # what may not be called is not shown
+        base.chat.tools.extend(_tool(tool) for tool in request.tools or ())
+    if request.thinking is not None:
+        base.chat.thinking = request.thinking.type == "enabled"
     base.chat.template_kwargs_json = _template_kwargs(request)
     base.chat.omit_generation_prompt = request.add_generation_prompt is False
     limit = request.max_completion_tokens or request.max_tokens
@@ -110,7 +115,23 @@ def _turn(message: Message) -> tokenizer_pb.ChatMessage:
     content = message.content or ""
     text = content if isinstance(content, str) else "".join(part.text for part in content)
     role = "system" if message.role == "developer" else message.role
-    return tokenizer_pb.ChatMessage(role=role, content=text, name=message.name or "")
+    return tokenizer_pb.ChatMessage(
+        role=role,
+        content=text,
+        name=message.name or "",
+        reasoning_content=message.reasoning_content or message.reasoning or "",
+        tool_calls=[
+            tokenizer_pb.ToolCall(id=one.id or "", name=one.function.name, arguments_json=one.function.arguments)
+            for one in message.tool_calls or ()
+        ],
+        tool_call_id=message.tool_call_id or "",
+    )
+
+
+def _tool(tool: Tool) -> tokenizer_pb.Tool:
+    function = tool.function
+    parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
+    return tokenizer_pb.Tool(name=function.name, description=function.description or "", parameters_json=parameters)
 
 
 def _prompts(base: pb.GenerateRequest, prompt: Prompt) -> Iterator[pb.GenerateRequest]:

@@ -10,6 +10,7 @@ from pydantic import BaseModel
 
 from services.gateway.openai.marks import Ignored, NotYet, marked
 from services.gateway.openai.schema import ChatRequest, CompletionRequest, Message, StreamOptions, TextPart
+from services.gateway.openai.tools import Function, ToolCall
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "compatibility.md").read_text()
 ENDPOINTS: dict[str, type[BaseModel]] = {"chat": ChatRequest, "completions": CompletionRequest}
@@ -17,6 +18,8 @@ NESTED: dict[str, type[BaseModel]] = {
     "stream_options.": StreamOptions,
     "messages[].": Message,
     "messages[].content[].": TextPart,
+    "messages[].tool_calls[].": ToolCall,
+    "tools[].function.": Function,
 }
 
 

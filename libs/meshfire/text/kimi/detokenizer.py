@@ -20,6 +20,7 @@ class ChatDecoded:
     events: list[Event]
     stop_hit: str | None
     num_tokens_used: int
+    num_reasoning_tokens: int = 0
 
 
 class ChatDetokenizer:
@@ -40,17 +41,22 @@ class ChatDetokenizer:
         events: list[Event] = []
         if self._ended:
             return ChatDecoded(events, None, 0)
+        before = self._parser.num_reasoning_tokens
+        stop_hit, num_used = self._decode(token_ids, last, events)
+        return ChatDecoded(events, stop_hit, num_used, self._parser.num_reasoning_tokens - before)
+
+    def _decode(self, token_ids: Sequence[int], last: bool, events: list[Event]) -> tuple[str | None, int]:
         for index, token_id in enumerate(token_ids):
             hit = self._take(self._parser.add([token_id]), events)
             if hit is not None:
-                return ChatDecoded(events, hit, index + 1)
+                return hit, index + 1
         if last:
             self._ended = True
             hit = self._take(self._parser.finish(), events)
             if hit is not None:
-                return ChatDecoded(events, hit, len(token_ids))
+                return hit, len(token_ids)
             self._release(events)
-        return ChatDecoded(events, None, len(token_ids))
+        return None, len(token_ids)
 
     def _take(self, parsed: Sequence[Event], events: list[Event]) -> str | None:
         """Pass events on; the stop text that ended the content."""

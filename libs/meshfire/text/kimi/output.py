@@ -59,6 +59,8 @@ class OutputParser:
         self._blank = ""  # white space that is only shown if text follows it
         self._said_something = False  # content other than white space
         self._num_calls = 0
+        #: tokens so far that were reasoning, its markers included
+        self.num_reasoning_tokens = 0
         self._header = ""
         self._unnamed = False  # the open call's function is not known yet
         self._arguments = ArgumentText()
@@ -77,6 +79,7 @@ class OutputParser:
         """What some tokens meant. Raises BadInput(field="token_ids") for an id outside the vocabulary."""
         events: list[Event] = []
         for token_id in token_ids:
+            self.num_reasoning_tokens += self._state is State.REASONING
             marker = self._markers.by_id.get(token_id)
             if marker is None:
                 self._text(self._decoder.decode(self._vocabulary.bytes_of(token_id)), events)

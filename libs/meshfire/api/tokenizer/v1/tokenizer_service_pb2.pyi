@@ -530,12 +530,15 @@ class DetokenizeResponse(_message.Message):
     NUM_TOKENS_USED_FIELD_NUMBER: _builtins.int
     PIECES_FIELD_NUMBER: _builtins.int
     EVENTS_FIELD_NUMBER: _builtins.int
+    NUM_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Valid UTF-8 that will not change; text that may begin a stop text is held back."""
     stop_hit: _builtins.str
     """Set when a stop text was found: the output ends before it."""
     num_tokens_used: _builtins.int
     """Tokens of this message up to and including the one that completed the stop text; all without one."""
+    num_reasoning_tokens: _builtins.int
+    """Tokens of this message that were reasoning, its markers included."""
     @_builtins.property
     def pieces(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
         """Bytes of lookup_ids."""
@@ -554,10 +557,11 @@ class DetokenizeResponse(_message.Message):
         num_tokens_used: _builtins.int = ...,
         pieces: _abc.Iterable[_builtins.bytes] | None = ...,
         events: _abc.Iterable[Global___OutputEvent] | None = ...,
+        num_reasoning_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_stop_hit", b"_stop_hit", "stop_hit", b"stop_hit"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_hit", b"_stop_hit", "events", b"events", "num_tokens_used", b"num_tokens_used", "pieces", b"pieces", "stop_hit", b"stop_hit", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_stop_hit", b"_stop_hit", "events", b"events", "num_reasoning_tokens", b"num_reasoning_tokens", "num_tokens_used", b"num_tokens_used", "pieces", b"pieces", "stop_hit", b"stop_hit", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__stop_hit: _TypeAlias = _typing.Literal["stop_hit"]  # noqa: Y015
     _WhichOneofArgType__stop_hit: _TypeAlias = _typing.Literal["_stop_hit", b"_stop_hit"]  # noqa: Y015
