@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from tests.mesh.harness import InProcessMesh, in_process_mesh
 
 COMPLETIONS = "/v1/completions"
 TEXT = "The quick brown fox jumps over the lazy dog. " * 3
+BLOCK_TOKENS = 16  # the default of every worker
 SAMPLED = {"model": "m", "temperature": 1.0, "seed": 7, "ignore_eos": True}
 
 
@@ -55,7 +57,7 @@ async def streamed(mesh: InProcessMesh, **body: Any) -> list[dict[str, Any]]:
     return [json.loads(line) for line in lines]
 
 
-def chunk_tokens(mesh: InProcessMesh) -> int:
+def computed_tokens(mesh: InProcessMesh) -> int:
     """Prompt tokens that prefill workers have computed."""
     return sum(
         (one.attributes or {})[names.ATTR_CHUNK_TOKENS]  # type: ignore[misc]
@@ -165,6 +167,16 @@ async def test_n_choices_are_seeded_and_each_can_be_had_alone(mesh: InProcessMes
     assert usage["total_tokens"] == len(ids) + 32
     assert usage["prompt_tokens_details"]["cached_tokens"] == 0, "nothing was there before this request"
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
+
+
+@pytest.mark.skipif(find_spec("services.prefill.under_way") is None, reason="prefill does not join equal prompts yet")
+async def test_n_choices_compute_their_prompt_once(mesh: InProcessMesh, checkpoint: Path) -> None:
+    """But for the last token of each, whose hidden state nobody keeps, and the tokens of its block before it."""
+    ids = load_tokenizer(checkpoint).encode_plain(TEXT)
+    answer = await complete(mesh, **SAMPLED, prompt=ids, max_tokens=1, n=6)
+    assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
+    own = 1 + (len(ids) - 1) % BLOCK_TOKENS
+    assert computed_tokens(mesh) == len(ids) + 5 * own
 
 
 async def test_a_stream_of_n_choices_carries_each_under_its_index(mesh: InProcessMesh) -> None:

@@ -1,7 +1,7 @@
 """Which tokens may be drawn: top-k, then top-p among those, then min-p.
 
-Owns the three rules, one row at a time: a row of weights then stays in the cache, and nothing here can see a
-neighbour. Equal values go to the lowest id. Weights are float32, like the logits; their sums are float64.
+Owns the three rules, one row at a time: all rows at once are no faster (docs/log.md), need the memory of all, and
+nothing here can see a neighbour. Equal values go to the lowest id. Weights are float32 as the logits, sums float64.
 """
 
 from __future__ import annotations

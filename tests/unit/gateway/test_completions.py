@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import pytest
 
+from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import inference_service_pb2 as pb
 from tests.unit.gateway.conftest import Gateway
 from tests.unit.gateway.fake_router import MODEL, PROMPT_IDS, delta, finished, logprob, saying, started
@@ -115,3 +116,101 @@ async def test_best_of_returns_the_likeliest_outputs_and_bills_all(gateway: Gate
 async def test_the_old_endpoint_keeps_its_default_of_sixteen_tokens(gateway: Gateway) -> None:
     await gateway.post(PATH, BODY)
     assert gateway.router.requests[0].sampling.max_tokens == 16
+
+
+# --- echo -------------------------------------------------------------------------------------------------------------
+
+
+def prompt_part(text: str, ids: Sequence[int], *pieces: bytes, first: bytes = b"") -> pb.GenerateResponse:
+    logprobs = [logprob(piece, -0.5 - at, [(b"top", -0.25)]) for at, piece in enumerate(pieces)]
+    return pb.GenerateResponse(prompt=pb.GeneratePrompt(text=text, token_ids=ids, logprobs=logprobs, first_piece=first))
+
+
+async def test_echo_puts_the_prompt_before_the_output(gateway: Gateway) -> None:
+    gateway.router.behave = saying(started(), prompt_part("Once", []), delta(" more", [1]), finished(1))
+    (choice,) = (await gateway.post(PATH, BODY | {"echo": True})).json()["choices"]
+    assert (choice["text"], choice["logprobs"]) == ("Once more", None)
+    (asked,) = gateway.router.requests
+    assert asked.echo
+    assert not asked.sampling.HasField("num_prompt_logprobs")
+
+
+@pytest.mark.parametrize("stream", [False, True])
+async def test_echo_with_logprobs_lists_the_prompts_tokens_first_and_the_first_without(
+    gateway: Gateway, stream: bool
+) -> None:
+    gateway.router.behave = saying(
+        started(),
+        prompt_part("On\N{HORIZONTAL ELLIPSIS}ce", [5, 6], b"\xe2\x80\xa6", first=b"On"),
+        prompt_part("", [7], b"ce"),
+        delta(" m", [1], [logprob(b" m", -4.0)]),
+        finished(1),
+    )
+    answer = await gateway.post(PATH, BODY | {"echo": True, "logprobs": 1, "stream": stream})
+    choices = [one["choices"][0] for one in events(answer)] if stream else answer.json()["choices"]
+    told = [one["logprobs"] for one in choices if one["logprobs"]]
+    assert {key: [x for one in told for x in one[key]] for key in told[0]} == {
+        "tokens": ["On", "\N{HORIZONTAL ELLIPSIS}", "ce", " m"],
+        "token_logprobs": [None, -0.5, -0.5, -4.0],
+        "top_logprobs": [
+            None,
+            {"top": -0.25, "\N{HORIZONTAL ELLIPSIS}": -0.5},
+            {"top": -0.25, "ce": -0.5},
+            {" m": -4.0},
+        ],
+        "text_offset": [0, 2, 3, 5],
+    }
+    assert "".join(one["text"] for one in choices) == "On\N{HORIZONTAL ELLIPSIS}ce m"
+    assert gateway.router.requests[0].sampling.num_prompt_logprobs == 1
+
+
+async def test_no_new_tokens_are_asked_for_with_echo(gateway: Gateway) -> None:
+    gateway.router.behave = saying(started(), prompt_part("Once", []), finished(0, sampling_pb2.FINISH_REASON_LENGTH))
+    answer = (await gateway.post(PATH, BODY | {"echo": True, "max_tokens": 0})).json()
+    assert gateway.router.requests[0].sampling.max_tokens == 0
+    assert (answer["choices"][0]["text"], answer["choices"][0]["finish_reason"]) == ("Once", "length")
+    assert answer["usage"]["completion_tokens"] == 0
+
+
+async def test_the_prompts_likelihood_does_not_rank_outputs(gateway: Gateway) -> None:
+    async def graded(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        yield started()
+        yield prompt_part("Once", [5, 6], b"nce" * (1 + request.sampling.seed), first=b"O")
+        yield delta(str(request.sampling.seed), [1], [logprob(b"x", [-2.0, -1.0][request.sampling.seed])])
+        yield finished(1)
+
+    gateway.router.behave = graded
+    answer = (await gateway.post(PATH, BODY | {"best_of": 2, "seed": 0, "echo": True, "logprobs": 0})).json()
+    assert [one["text"] for one in answer["choices"]] == ["Once1"]
+
+
+# --- several outputs of one prompt ------------------------------------------------------------------------------------
+
+
+async def test_only_what_no_output_had_to_compute_counts_as_cached(gateway: Gateway) -> None:
+    async def joined(request: pb.GenerateRequest, context: Any) -> AsyncIterator[pb.GenerateResponse]:
+        """Output 1 computes the prompt, the others find it."""
+        yield started()
+        yield delta("x", [1])
+        yield finished(1, num_cached=0 if request.sampling.seed == 1 else 2)
+
+    gateway.router.behave = joined
+    usage = (await gateway.post(PATH, BODY | {"n": 3, "seed": 0})).json()["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 0
+    assert (usage["prompt_tokens"], usage["completion_tokens"]) == (len(PROMPT_IDS), 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "keys"),
+    [({}, {""}), ({"n": 3}, None), ({"n": 3, "prompt_cache_key": "mine"}, {"mine"})],
+)
+async def test_outputs_of_one_prompt_go_to_one_prefill_worker(
+    gateway: Gateway, asked: dict[str, Any], keys: set[str] | None
+) -> None:
+    for _ in range(2):
+        await gateway.post(PATH, BODY | asked)
+    found = {one.session_key for one in gateway.router.requests}
+    assert len(found) == 1
+    assert found == keys if keys is not None else found != {""}
+    await gateway.post(PATH, BODY | asked | {"prompt": "another"})
+    assert keys is not None or gateway.router.requests[-1].session_key not in found

@@ -49,6 +49,8 @@ def request(**sampling: Any) -> pb.GenerateRequest:
         ("repetition_penalty", 2.1),
         ("num_logprobs", -1),
         ("num_logprobs", 21),
+        ("num_prompt_logprobs", -1),
+        ("num_prompt_logprobs", 21),
     ],
 )
 def test_a_number_outside_its_range_is_refused_by_its_path(field: str, value: float) -> None:
