@@ -101,9 +101,8 @@ class OutputParser:
     # --- text ---------------------------------------------------------------------------------------------------------
 
     def _flush(self, events: list[Event]) -> None:
-        """Nothing can complete a character, or a spelt marker, across a marker or the end."""
-        self._text(self._decoder.decode(b"", final=True), events)
-        self._decoder = _new_decoder(errors="replace")
+        """Nothing completes a character, or a spelt marker, across a marker or the end: half a character is dropped."""
+        self._decoder.reset()
         self._plain(self._spelled.flush(), events)
 
     def _text(self, text: str, events: list[Event]) -> None:
