@@ -63,7 +63,7 @@ async def test_wrong_requests_over_http(mesh: InProcessMesh) -> None:
         ({"json": {**good, "messages": []}}, 400, "messages"),
         ({"json": {**good, "max_tokens": "many"}}, 400, "max_tokens"),
         ({"json": {**good, "temperature": 99}}, 400, "temperature"),
-        ({"json": {**good, "tools": [{"type": "function"}]}}, 400, "tools"),
+        ({"json": {**good, "tools": [{"type": "function"}]}}, 400, "tools[0].function"),
         ({"content": b'{"model": "m", ', "headers": {"content-type": "application/json"}}, 400, None),
         ({"content": b"[" * 100_000, "headers": {"content-type": "application/json"}}, 400, None),
         ({"json": {**good, "messages": [{"role": "user", "content": "x " * 20_000}]}}, 400, None),

@@ -196,10 +196,13 @@ async def test_a_stream_of_n_choices_carries_each_under_its_index(mesh: InProces
 
 async def test_a_client_that_leaves_frees_all_its_choices(mesh: InProcessMesh) -> None:
     body = SAMPLED | {"prompt": TEXT, "max_tokens": 300, "n": 4, "stream": True}
+    begun: set[int] = set()
     async with httpx.AsyncClient(timeout=40, trust_env=False) as client:
         async with client.stream("POST", f"{mesh.http_url}{COMPLETIONS}", json=body) as answer:
             async for line in answer.aiter_lines():
                 if line.startswith("data: {"):
+                    begun |= {one["index"] for one in json.loads(line.removeprefix("data: "))["choices"]}
+                if len(begun) == 4:  # every choice is being decoded
                     break
     async with asyncio.timeout(20):
         while len(spans := [one for one in mesh.spans.ended if one.name == names.SPAN_DECODE_LEASE]) < 4:
