@@ -17,6 +17,7 @@ VERBS = {
     "bench": "meshfire.cli.bench:bench",
     "chat": "meshfire.cli.chat:chat",
     "consul": "meshfire.cli.consul:consul",
+    "cost": "meshfire.cli.cost:cost",
     "health": "meshfire.cli.health:health",
     "models": "meshfire.cli.models:models",
     "place": "meshfire.cli.plan:place",
