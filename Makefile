@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export OMP_NUM_THREADS ?= 1
 
 .DEFAULT_GOAL := help
-.PHONY: help setup proto proto-check lint type test test-clients chaos demo up bench consul model clean
+.PHONY: help setup proto proto-check lint type test test-clients chaos demo up bench consul postgres model clean
 
 help:  ## Show the targets
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:.*##/\t/' | expand -t 16
@@ -44,10 +44,13 @@ type: setup  ## Static types
 consul: setup  ## Fetch a Consul agent for tests and `meshfire up`, where it can be had
 	@deploy/consul/fetch-consul.sh || echo "no Consul agent here: its tests are skipped, the mesh uses files"
 
+postgres:  ## Install a PostgreSQL server for tests, where apt and root are there
+	@deploy/postgres/install-server.sh || echo "no PostgreSQL here: its tests are skipped"
+
 model: setup  ## Fetch SmolLM2-135M-Instruct into the model cache
 	$(BIN)/meshfire models pull smollm2-135m-instruct
 
-test: setup consul model  ## All fast tests
+test: setup consul postgres model  ## All fast tests
 	$(BIN)/python -m pytest
 
 test-clients: setup consul model  ## Client SDKs in other languages against a running mesh

@@ -25,6 +25,7 @@
     │   ├── WorkerLost
     │   ├── NoWorker
     │   ├── RankLost
+    │   ├── StoreUnavailable
     │   └── Draining
     ├── DataLoss                 DATA_LOSS            bytes that do not match their checksum
     │   └── KvCorrupt
@@ -186,6 +187,10 @@ class NoWorker(Unavailable):
 
 class RankLost(Unavailable):
     """A rank of a tensor-parallel worker is gone or silent: the worker must start anew."""
+
+
+class StoreUnavailable(Unavailable):
+    """The database cannot be reached, or cannot write: no server, no disk, no lock."""
 
 
 class Draining(Unavailable):
