@@ -16,6 +16,7 @@ from starlette.routing import Route
 from meshfire.errors import MeshfireError
 from meshfire.telemetry.setup import Telemetry
 from services.gateway import sse
+from services.gateway.access.door import Door
 from services.gateway.config import GatewaySettings
 from services.gateway.dialect import Dialect
 from services.gateway.endpoint import GenerateEndpoint, Limits
@@ -31,15 +32,15 @@ from services.gateway.routers import Routers
 _STATUS_WORDS = {404: "not_found", 405: "method_not_allowed"}
 
 
-def create_app(settings: GatewaySettings, routers: Routers, telemetry: Telemetry) -> Starlette:
+def create_app(settings: GatewaySettings, routers: Routers, door: Door, telemetry: Telemetry) -> Starlette:
     """All routes. Errors that reach the application are written in OpenAI's shape."""
     observer = Observer(telemetry.tracer, telemetry.meter)
     limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
 
     def generating(path: str, dialect: Dialect) -> Route:
-        return Route(path, GenerateEndpoint(path, dialect, routers, observer, limits), methods=["POST"])
+        return Route(path, GenerateEndpoint(path, dialect, routers, door, observer, limits), methods=["POST"])
 
-    pages = Pages(routers, telemetry, settings.probe_timeout_s)
+    pages = Pages(routers, door, telemetry, settings.probe_timeout_s)
     app = Starlette(
         routes=[
             generating("/v1/chat/completions", ChatDialect(settings.max_outputs)),
@@ -63,18 +64,21 @@ def create_app(settings: GatewaySettings, routers: Routers, telemetry: Telemetry
 class Pages:
     """What can be asked without generating."""
 
-    def __init__(self, routers: Routers, telemetry: Telemetry, probe_timeout_s: float) -> None:
+    def __init__(self, routers: Routers, door: Door, telemetry: Telemetry, probe_timeout_s: float) -> None:
         self._routers = routers
+        self._door = door
         self._telemetry = telemetry
         self._probe_timeout_s = probe_timeout_s
         self._health = Health(routers, probe_timeout_s)
         self._started = int(time.time())
 
     async def models(self, request: Request) -> Response:
+        await self._door.enter(request.headers)
         served = await self._routers.list_models(self._probe_timeout_s)
         return _json(200, models.listing(served, self._started))
 
     async def model(self, request: Request) -> Response:
+        await self._door.enter(request.headers)
         served = await self._routers.list_models(self._probe_timeout_s)
         return _json(200, models.single(served, request.path_params["name"], self._started))
 

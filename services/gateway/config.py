@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Annotated
+
 from pydantic import Field
 
 from meshfire.runtime.settings import Port, ServiceSettings, settings_config
@@ -24,3 +26,13 @@ class GatewaySettings(ServiceSettings):
     max_outputs: int = Field(default=128, ge=1)
     #: How long /healthz and /v1/models wait for a router.
     probe_timeout_s: float = Field(default=2.0, gt=0)
+    #: Ask for API tokens; without them the gateway serves loopback only.
+    keys: bool = False
+    #: Where accounts and keys are, sqlite:///PATH or postgresql://…
+    store_url: str = ""
+    #: Requests of an account in one minute, for all models that have no limit of their own.
+    requests_per_minute: int = Field(default=300, ge=0)
+    #: Requests of an account in one minute for single models.
+    model_requests_per_minute: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
+    #: Requests of an account under way at once, in this gateway.
+    max_concurrent: int = Field(default=64, ge=0)

@@ -17,6 +17,8 @@ from starlette.types import Receive, Scope, Send
 
 from meshfire.api.router.v1 import inference_service_pb2 as pb
 from services.gateway import sse
+from services.gateway.access.door import Door
+from services.gateway.access.visitor import Visitor
 from services.gateway.dialect import Dialect, Job, Json, Renderer
 from services.gateway.errors import ClientGone, as_http
 from services.gateway.exchange import (
@@ -28,9 +30,12 @@ from services.gateway.exchange import (
 )
 from services.gateway.fan_out import Start, fan_out
 from services.gateway.observe import Observer, Seen
-from services.gateway.outputs import Output, Piece
+from services.gateway.outputs import Output, Piece, total
 from services.gateway.reply import Reply
 from services.gateway.routers import Metadata, Routers
+
+#: What the answer cost, as Workers AI tells it.
+NEURONS_HEADER = "cf-ai-neurons"
 
 Messages = AsyncIterator[tuple[int, pb.GenerateResponse]]
 
@@ -46,10 +51,13 @@ class Limits:
 class GenerateEndpoint:
     """An ASGI application for one route."""
 
-    def __init__(self, route: str, dialect: Dialect, routers: Routers, observer: Observer, limits: Limits) -> None:
+    def __init__(
+        self, route: str, dialect: Dialect, routers: Routers, door: Door, observer: Observer, limits: Limits
+    ) -> None:
         self._route = route
         self._dialect = dialect
         self._routers = routers
+        self._door = door
         self._observer = observer
         self._limits = limits
 
@@ -66,25 +74,34 @@ class GenerateEndpoint:
 
     async def _answer(self, headers: Headers, receive: Receive, reply: Reply, seen: Seen) -> None:
         deadline = _now() + self._limits.timeout_s
+        visitor = await self._door.enter(headers)
         body = await read_json(
             headers, receive, max_bytes=self._limits.max_body_bytes, timeout_s=self._limits.timeout_s
         )
         job = self._dialect.parse(body)
         seen.asked(job.model, stream=job.stream)
-        metadata = [(TRACEPARENT_HEADER, seen.traceparent), *hooks_in(headers)]
+        common = [(TRACEPARENT_HEADER, seen.traceparent), *hooks_in(headers)]
         affinity = affinity_in(headers)
         for call in job.calls:
             call.request.session_key = affinity or call.request.session_key
         outputs = [Output(index, call.prompt_index) for index, call in enumerate(job.calls)]
         seen.outputs = outputs
         answer = _Answer(job, outputs, seen)
-        async with unless_gone(receive), fan_out(self._starts(job, metadata, deadline)) as messages:
+        starts = self._starts(job, visitor, common, deadline)
+        async with self._door.admitted(visitor, job.model), unless_gone(receive), fan_out(starts) as messages:
             await (answer.stream(messages, reply) if job.stream else answer.collect(messages))
         # The outcome is certain now: a client that leaves from here on has what it asked for.
         await answer.finish(reply)
 
-    def _starts(self, job: Job, metadata: Metadata, deadline: float) -> Sequence[Start]:
-        return [partial(self._routers.generate, call.request, metadata, deadline - _now()) for call in job.calls]
+    def _starts(self, job: Job, visitor: Visitor, common: Metadata, deadline: float) -> Sequence[Start]:
+        starts: list[Start] = []
+        paid: set[int] = set()
+        for call in job.calls:
+            billing = visitor.metadata(pays_for_prompt=call.prompt_index not in paid)
+            paid.add(call.prompt_index)
+            metadata = [*common, *billing]
+            starts.append(partial(self._routers.generate, call.request, metadata, deadline - _now()))
+        return starts
 
     async def _fail(self, error: Exception, reply: Reply, seen: Seen) -> None:
         failure = self._dialect.explain(as_http(error))
@@ -125,7 +142,8 @@ class _Answer:
         if self._job.stream:
             await reply.close_stream(sse.events(renderer.closing(self._outputs)) + sse.DONE)
         else:
-            await reply.json(200, renderer.whole(self._outputs))
+            headers = {NEURONS_HEADER: f"{total(self._outputs).neurons:.2f}"}
+            await reply.json(200, renderer.whole(self._outputs), headers)
 
     def _may_begin(self, held: Sequence[tuple[Output, Piece]]) -> bool:
         if not all(output.started for output in self._outputs):

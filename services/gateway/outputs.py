@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import inference_service_pb2 as pb
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
+from meshfire.metering.neurons import neurons
 
 
 @dataclass(frozen=True)
@@ -131,6 +132,7 @@ class UsageTotal:
     num_cached_tokens: int
     num_output_tokens: int
     num_reasoning_tokens: int
+    neurons: float
 
 
 def total(outputs: Sequence[Output]) -> UsageTotal:
@@ -144,6 +146,7 @@ def total(outputs: Sequence[Output]) -> UsageTotal:
         num_cached_tokens=sum(min(one.num_cached_tokens for one in usages) for usages in prompts.values()),
         num_output_tokens=sum(one.usage.num_output_tokens for one in outputs),
         num_reasoning_tokens=sum(one.usage.num_reasoning_tokens for one in outputs),
+        neurons=neurons(sum(one.usage.micro_neurons for one in outputs)),
     )
 
 

@@ -1,4 +1,4 @@
-"""What one request took: tokens, times, workers; for its last message, its span and the metrics."""
+"""What one request took: tokens, times, workers, money; for its last message, its span, the metrics and the ledger."""
 
 from __future__ import annotations
 
@@ -7,20 +7,28 @@ import asyncio
 from opentelemetry.trace import Span
 
 from meshfire.api.router.v1 import inference_service_pb2 as pb
+from meshfire.metering.prices import PriceTable
+from meshfire.store.ledger import Line
 from meshfire.telemetry import names
 from services.router import wire
 from services.router.active import ActiveRequest
+from services.router.billing import Bill, Payer, bill_for, is_billed
 from services.router.instruments import Instruments
 from services.router.lifecycle_events import Stage
 from services.router.output import FinishReason
+
+#: outcomes that cost their prompt even without a token of output
+_COMPLETE = {reason.value for reason in FinishReason}
 
 
 class Account:
     """One per request, from its call to its end."""
 
-    def __init__(self, instruments: Instruments, model: str) -> None:
+    def __init__(self, instruments: Instruments, model: str, payer: Payer, prices: PriceTable) -> None:
         self._instruments = instruments
         self._model = model
+        self._payer = payer
+        self._prices = prices
         self._now = asyncio.get_running_loop().time
         self._began_s = self._now()
         self._first_token_s: float | None = None
@@ -52,28 +60,61 @@ class Account:
     ) -> pb.GenerateFinished:
         """The last message. An end token counts, though it has no text and is in no delta."""
         self._num_end_tokens = 0 if stop_token_id is None else 1
-        num_prompt_tokens = len(active.work.prompt)
+        usage = self._usage(active)
+        usage.micro_neurons = self._bill(usage).micro_neurons
         return pb.GenerateFinished(
             finish_reason=wire.reason_to(reason),
             stop_hit=stop_hit,
             stop_token_id=stop_token_id,
-            usage=pb.Usage(
-                num_prompt_tokens=num_prompt_tokens,
-                num_cached_tokens=min(_num_cached(active), num_prompt_tokens),
-                num_output_tokens=self._num_billed_tokens,
-                num_reasoning_tokens=min(self._num_reasoning_tokens, self._num_billed_tokens),
-            ),
+            usage=usage,
             receipt=receipt_of(active),
         )
+
+    def line(self, active: ActiveRequest, outcome: str, trace_id: str, ended_at: float) -> Line | None:
+        """For the ledger; None if nothing is billed. `ended_at` in seconds since 1970."""
+        usage = self._usage(active)
+        if not is_billed(outcome) or not (usage.num_output_tokens or outcome in _COMPLETE):
+            return None
+        bill = self._bill(usage)
+        return Line(
+            request_id=active.work.request_id,
+            account_id=self._payer.account_id,
+            key_id=self._payer.key_id,
+            model=self._model,
+            ended_at=ended_at,
+            outcome=outcome,
+            tokens=bill.tokens,
+            reasoning_tokens=bill.reasoning_tokens,
+            micro_neurons=bill.micro_neurons,
+            trace_id=trace_id,
+        )
+
+    def _usage(self, active: ActiveRequest) -> pb.Usage:
+        num_prompt_tokens = len(active.work.prompt)
+        return pb.Usage(
+            num_prompt_tokens=num_prompt_tokens,
+            num_cached_tokens=min(_num_cached(active), num_prompt_tokens),
+            num_output_tokens=self._num_billed_tokens,
+            num_reasoning_tokens=min(self._num_reasoning_tokens, self._num_billed_tokens),
+        )
+
+    def _bill(self, usage: pb.Usage) -> Bill:
+        return bill_for(usage, self._payer, self._model, self._prices)
 
     @property
     def _num_billed_tokens(self) -> int:
         """As in usage: what a span says must add up to what was answered."""
         return self._num_output_tokens + self._num_end_tokens
 
-    def describe(self, active: ActiveRequest, span: Span) -> None:
-        """Onto the request's span."""
+    def describe(self, active: ActiveRequest, span: Span, line: Line | None) -> None:
+        """Onto the request's span: with it and the price table the ledger can be computed anew."""
         receipt = receipt_of(active)
+        if line is not None:
+            span.set_attribute(names.ATTR_ACCOUNT_ID, line.account_id)
+            span.set_attribute(names.ATTR_TOKENS_BILLED_PROMPT, line.tokens.prompt)
+            span.set_attribute(names.ATTR_TOKENS_BILLED_CACHED, line.tokens.cached)
+            span.set_attribute(names.ATTR_TOKENS_REASONING, line.reasoning_tokens)
+            span.set_attribute(names.ATTR_MICRO_NEURONS, line.micro_neurons)
         span.set_attribute(names.ATTR_TOKENS_OUTPUT, self._num_billed_tokens)
         span.set_attribute(names.ATTR_TOKENS_CACHED, _num_cached(active))
         span.set_attribute(names.ATTR_ATTEMPT, active.life.epoch)

@@ -6,7 +6,7 @@ Owns the order of the checks: form, model, room in the queue, encoding, fit. Lea
 from __future__ import annotations
 
 import secrets
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span, SpanKind, Tracer
 
@@ -15,6 +15,7 @@ from meshfire.api.router.v1 import inference_service_pb2 as pb
 from meshfire.errors import BadInput
 from meshfire.telemetry import names, spans
 from services.router import wire
+from services.router.billing import Payer
 from services.router.desk import Desk
 from services.router.hooks import SCRIPT_HEADER, Hooks
 from services.router.models import ModelFacts, wait_for_model
@@ -33,6 +34,7 @@ class Call:
     deadline_s: float
     #: W3C traceparent of the caller; "" = none
     traceparent: str
+    payer: Payer = field(default_factory=Payer)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from pydantic import Field
 
 from meshfire.runtime.settings import ServiceSettings, settings_config
@@ -30,3 +32,7 @@ class RouterSettings(ServiceSettings):
     retry_pause_max_s: float = Field(default=2.0, gt=0)
     #: Answer of a tokenizer that is awaited before another one is asked.
     tokenizer_timeout_s: float = Field(default=10.0, gt=0)
+    #: sqlite:///PATH or postgresql://… for the ledger; empty = nothing is recorded.
+    store_url: str = ""
+    #: YAML file with prices of own models.
+    prices: Path | None = None

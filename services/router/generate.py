@@ -7,22 +7,25 @@ Owns the order of the steps and the deadline. Where work goes and what a failure
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from opentelemetry.trace import Span, SpanKind
 
 from meshfire.api.router.v1 import inference_service_pb2 as pb
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
 from meshfire.errors import Cancelled, DeadlineExceeded, MeshfireError
+from meshfire.metering.prices import PriceTable
 from meshfire.telemetry import names, spans
 from services.router import lifecycle_events as ev
 from services.router import wire
 from services.router.account import Account
 from services.router.active import ActiveRequest, Timing
 from services.router.admission import Admission, Call
+from services.router.books import Books, NoBooks
 from services.router.instruments import Instruments
 from services.router.models import facts_of, no_worker
 from services.router.output import FinishReason, OutputToken
@@ -41,6 +44,8 @@ class Parts:
     admission: Admission
     instruments: Instruments
     timing: Timing
+    prices: PriceTable = field(default_factory=PriceTable)
+    books: Books = field(default_factory=NoBooks)
 
 
 async def generate(parts: Parts, call: Call, emit: Emit) -> None:
@@ -63,7 +68,7 @@ class _Generation:
         self._emit = emit
         self._request_id = request_id
         self._span = span
-        self._account = Account(parts.instruments, call.request.model)
+        self._account = Account(parts.instruments, call.request.model, call.payer, parts.prices)
         self._active: ActiveRequest | None = None
         self._prompt_due = wants_prompt(call.request)
         self._made_calls = False
@@ -78,8 +83,14 @@ class _Generation:
         finally:
             if self._active is not None:
                 self._active.handle(ev.ClientGone(Cancelled("the caller went away")))
-                self._account.describe(self._active, self._span)
+                self._settle(self._active, outcome)
             self._account.close(outcome)
+
+    def _settle(self, active: ActiveRequest, outcome: str) -> None:
+        line = self._account.line(active, outcome, spans.trace_id_of(self._span), time.time())
+        self._account.describe(active, self._span, line)
+        if line is not None:
+            self._parts.books.enter(line)
 
     async def _run_in_time(self) -> FinishReason:
         try:

@@ -16,11 +16,16 @@ from meshfire.api.router.v1 import inference_service_pb2_grpc as rpc
 from meshfire.api.router.v1 import work_service_pb2 as work_pb
 from meshfire.api.router.v1 import work_service_pb2_grpc as work_rpc
 from meshfire.errors import BadInput
+from meshfire.metering.prices import PriceTable
 from meshfire.runtime.gate import Gate
 from meshfire.runtime.serve import Mesh, Service
+from meshfire.store.database import Database
+from meshfire.store.ledger import Ledger
 from services.router import wire
 from services.router.active import Timing
 from services.router.admission import Admission, Call
+from services.router.billing import payer_in
+from services.router.books import LedgerBooks, NoBooks, close_books
 from services.router.config import RouterSettings
 from services.router.desk import Desk
 from services.router.generate import Parts, generate
@@ -54,7 +59,8 @@ class InferenceServicer(rpc.InferenceServiceServicer):
     async def Generate(self, request: pb.GenerateRequest, context: Context) -> AsyncIterator[pb.GenerateResponse]:
         metadata = list(context.invocation_metadata() or ())
         hooks = hooks_in(metadata, allowed=self._test_hooks)
-        call = Call(request, hooks, self._deadline_s(context), str(dict(metadata).get(TRACEPARENT_HEADER, "")))
+        traceparent = str(dict(metadata).get(TRACEPARENT_HEADER, ""))
+        call = Call(request, hooks, self._deadline_s(context), traceparent, payer_in(metadata))
 
         async def produce(emit: Callable[[pb.GenerateResponse], Awaitable[None]]) -> None:
             with self.gate.entered():
@@ -133,15 +139,21 @@ async def build(settings: RouterSettings, mesh: Mesh) -> AsyncIterator[Service]:
     tokenizers = Tokenizers(
         mesh.registry, mesh.channels, timeout_s=settings.tokenizer_timeout_s, wait_s=settings.worker_wait_s
     )
+    database = await Database.open(settings.store_url) if settings.store_url else None
+    books = NoBooks() if database is None else LedgerBooks(Ledger(database))
     parts = Parts(
         admission=Admission(desk, tokenizers, mesh.telemetry.tracer, settings.worker_wait_s),
         instruments=Instruments(mesh.telemetry.meter, desk.queue_depths),
         timing=Timing(settings.offer_margin_s, settings.offer_timeout_s, settings.retry_pause_max_s),
+        prices=PriceTable.from_file(settings.prices),
+        books=books,
     )
     inference = InferenceServicer(parts, settings, mesh.tasks, test_hooks=mesh.test_hooks)
     # New at each start: a worker must not take a restarted router for the one whose leases it holds.
     work = WorkServicer(desk, f"{mesh.instance_id}-{uuid.uuid4().hex[:8]}", mesh.tasks)
-    following = mesh.tasks.create_task(tokenizers.run(), name="tokenizers")
+    background = [mesh.tasks.create_task(tokenizers.run(), name="tokenizers")]
+    if isinstance(books, LedgerBooks):
+        background.append(mesh.tasks.create_task(books.run(), name="ledger"))
 
     def add_to(server: grpc.aio.Server) -> None:
         rpc.add_InferenceServiceServicer_to_server(inference, server)
@@ -154,4 +166,7 @@ async def build(settings: RouterSettings, mesh: Mesh) -> AsyncIterator[Service]:
     try:
         yield Service(add_to, (INFERENCE_SERVICE, WORK_SERVICE), {}, drain)
     finally:
-        following.cancel()
+        for task in background:
+            task.cancel()
+        if database is not None and isinstance(books, LedgerBooks):
+            await close_books(books, database)

@@ -95,7 +95,7 @@ async def in_process_mesh(
 async def mesh_of(topology: Topology) -> AsyncIterator[InProcessMesh]:
     """Start the services of a topology; leave = drained in order."""
     resolved = resolve(topology, Path)
-    specs = plan(topology, resolved, Wiring("memory:", ""), ports.free_ports())
+    specs = plan(topology, resolved, Wiring("memory:", "", topology.store_url), ports.free_ports())
     space, spans = MemorySpace(), Spans()
     await place(topology, resolved, MemoryRegistry(space))
     mesh = InProcessMesh(specs, spans, space)

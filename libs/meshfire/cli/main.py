@@ -19,12 +19,14 @@ VERBS = {
     "consul": "meshfire.cli.consul:consul",
     "cost": "meshfire.cli.cost:cost",
     "health": "meshfire.cli.health:health",
+    "keys": "meshfire.cli.keys:keys",
     "models": "meshfire.cli.models:models",
     "place": "meshfire.cli.plan:place",
     "plan": "meshfire.cli.plan:plan",
     "status": "meshfire.cli.status:status",
     "trace": "meshfire.cli.trace:trace",
     "up": "meshfire.cli.up:up",
+    "usage": "meshfire.cli.usage:usage",
     "viewer": "meshfire.cli.viewer:viewer",
 }
 

@@ -46,6 +46,7 @@ def topology_from(
     counts: dict[str, int | None] | None = None,
     mesh: str | None = None,
     registry: str | None = None,
+    keys: bool = False,
 ) -> Topology:
     """The topology of a file with the command line's values over it. Raises BadInput."""
     raw = topologies.load(file).model_dump() if file else {"models": []}
@@ -55,6 +56,12 @@ def topology_from(
         raw["models"] = [{"model": DEFAULT_MODEL}]
     for model in raw["models"]:
         model.update({key: value for key, value in (counts or {}).items() if value is not None})
-    overrides = {"http_port": http_port, "mesh": mesh, "registry": registry, "test_hooks": test_hooks or None}
+    overrides = {
+        "http_port": http_port,
+        "mesh": mesh,
+        "registry": registry,
+        "keys": keys or None,
+        "test_hooks": test_hooks or None,
+    }
     raw.update({key: value for key, value in overrides.items() if value is not None})
     return topologies.parse(raw, source=str(file or "command line"))

@@ -12,7 +12,7 @@ import click
 from meshfire.cli.options import console, topology_from
 from meshfire.cli.pulling import find_or_pull
 from meshfire.cluster import place as placing
-from meshfire.cluster import ports
+from meshfire.cluster import ports, state
 from meshfire.cluster.plan import ProcessSpec, ResolvedModel, Wiring
 from meshfire.cluster.plan import plan as plan_of
 from meshfire.cluster.resolve import resolve
@@ -33,7 +33,8 @@ def plan(file: Path) -> None:
     if not topology.base_port:
         raise BadInput("a plan needs fixed ports: set base_port", field="base_port")
     models = resolve(topology, lambda name: find_or_pull(name, console(stderr=True)))
-    wiring = Wiring(_registry_url(topology), topology.otlp_endpoint)
+    store_url = topology.store_url or state.store_url_of(topology.mesh)
+    wiring = Wiring(_registry_url(topology), topology.otlp_endpoint, store_url)
     specs = plan_of(topology, models, wiring, ports.counted_from(topology.base_port))
     click.echo(json.dumps([_as_json(one) for one in specs], indent=1))
 

@@ -30,6 +30,7 @@ from meshfire.cluster.up import up as run_mesh
 @click.option("--http-port", type=click.IntRange(0, 65535), help="Port of the REST API; 0 = a free one.")
 @click.option("--registry", help="auto, consul://HOST:PORT or static:/path/file.json.")
 @click.option("--mesh", help="Name of the mesh.")
+@click.option("--keys", is_flag=True, help="Ask for API tokens; make them with `meshfire keys create`.")
 @click.option("--test-hooks", is_flag=True, help="Accept script and fault headers. Never in production.")
 def up(
     topology: Path | None,
@@ -41,12 +42,20 @@ def up(
     http_port: int | None,
     registry: str | None,
     mesh: str | None,
+    keys: bool,
     test_hooks: bool,
 ) -> None:
     """Start and supervise a whole mesh on this machine."""
     counts = {"prefill": prefill, "decode": decode, "expert_shards": expert_shards, "dense_slices": dense_slices}
     wanted = topology_from(
-        topology, models, http_port=http_port, test_hooks=test_hooks, counts=counts, mesh=mesh, registry=registry
+        topology,
+        models,
+        http_port=http_port,
+        test_hooks=test_hooks,
+        counts=counts,
+        mesh=mesh,
+        registry=registry,
+        keys=keys,
     )
     terminal = console()
     root = repository_root()

@@ -58,6 +58,8 @@ class Wiring:
 
     registry_url: str
     otlp_endpoint: str
+    #: empty = nothing is recorded, nobody has a key
+    store_url: str = ""
     host: str = "127.0.0.1"
 
 
@@ -98,7 +100,10 @@ class _Builder:
         return self._spec("tokenizer", f"tokenizer-{number}", {"MODELS": json.dumps(served)}, [])
 
     def router(self, number: int, tokenizers: Sequence[ProcessSpec]) -> ProcessSpec:
-        return self._spec("router", f"router-{number}", {}, [one.name for one in tokenizers])
+        env = {"STORE_URL": self.wiring.store_url}
+        if self.topology.prices is not None:
+            env["PRICES"] = str(self.topology.prices)
+        return self._spec("router", f"router-{number}", env, [one.name for one in tokenizers])
 
     def shard(self, shard_id: str, model: ResolvedModel) -> ProcessSpec:
         return self._spec(
@@ -115,7 +120,12 @@ class _Builder:
 
     def gateway(self, number: int, routers: Sequence[ProcessSpec], workers: Sequence[ProcessSpec]) -> ProcessSpec:
         port = self.topology.http_port if number == 0 and self.topology.http_port else self.next_port()
-        env = {"HTTP_HOST": self.wiring.host, "HTTP_PORT": str(port)}
+        env = {
+            "HTTP_HOST": self.wiring.host,
+            "HTTP_PORT": str(port),
+            "STORE_URL": self.wiring.store_url,
+            "KEYS": "true" if self.topology.keys else "false",
+        }
         names = [one.name for one in (*routers, *workers)]
         return self._spec("gateway", f"gateway-{number}", env, names, http_address=f"{self.wiring.host}:{port}")
 

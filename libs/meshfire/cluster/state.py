@@ -3,6 +3,7 @@
 <state>/<mesh>/state.json   this file: addresses, process ids, health
 <state>/<mesh>/logs/        one file per process
 <state>/<mesh>/traces/      recent traces, when no collector is configured
+<state>/<mesh>/store.db     accounts, keys and the ledger, unless the topology names another store
 """
 
 from __future__ import annotations
@@ -67,6 +68,11 @@ class MeshState:
 def folder_of(mesh: str) -> Path:
     """State folder of a mesh."""
     return state_root() / mesh
+
+
+def store_url_of(mesh: str) -> str:
+    """The store of a mesh whose topology names none."""
+    return f"sqlite:///{folder_of(mesh) / 'store.db'}"
 
 
 def read(mesh: str) -> MeshState:

@@ -61,6 +61,12 @@ class Topology(_Strict):
     otlp_endpoint: str = ""
     #: accept x-meshfire-script and x-meshfire-fault
     test_hooks: bool = False
+    #: ask for API tokens (`meshfire keys create`); without them the mesh is open, on loopback only
+    keys: bool = False
+    #: accounts, keys and ledger: sqlite:///PATH or postgresql://…; empty = a file in the mesh's state folder
+    store_url: str = ""
+    #: YAML file with prices of own models
+    prices: Path | None = None
     tokenizers: Annotated[int, Field(ge=1, le=16)] = 1
     routers: Annotated[int, Field(ge=1, le=16)] = 1
     gateways: Annotated[int, Field(ge=1, le=16)] = 1

@@ -29,6 +29,7 @@ def usage(outputs: Sequence[Output]) -> Json:
         "total_tokens": sums.num_prompt_tokens + sums.num_output_tokens,
         "prompt_tokens_details": {"cached_tokens": sums.num_cached_tokens},
         "completion_tokens_details": {"reasoning_tokens": sums.num_reasoning_tokens},
+        "neurons": sums.neurons,
     }
 
 

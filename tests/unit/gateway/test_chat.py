@@ -53,8 +53,10 @@ async def test_an_answer_has_openais_shape(gateway: Gateway) -> None:
             "total_tokens": 6,
             "prompt_tokens_details": {"cached_tokens": 0},
             "completion_tokens_details": {"reasoning_tokens": 0},
+            "neurons": 0.0,
         },
     }
+    assert response.headers["cf-ai-neurons"] == "0.00"
 
 
 async def test_a_stream_has_role_first_then_text_then_the_finish_reason_and_no_usage(gateway: Gateway) -> None:

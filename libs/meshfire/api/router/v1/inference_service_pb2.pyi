@@ -362,6 +362,7 @@ class Usage(_message.Message):
     NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_OUTPUT_TOKENS_FIELD_NUMBER: _builtins.int
     NUM_REASONING_TOKENS_FIELD_NUMBER: _builtins.int
+    MICRO_NEURONS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Tokens of the prompt."""
     num_cached_tokens: _builtins.int
@@ -370,6 +371,8 @@ class Usage(_message.Message):
     """Tokens generated, the end token included."""
     num_reasoning_tokens: _builtins.int
     """Of these, reasoning."""
+    micro_neurons: _builtins.int
+    """What it costs, in millionths of a neuron; 0 for a model without a price. In the last message only."""
     def __init__(
         self,
         *,
@@ -377,10 +380,11 @@ class Usage(_message.Message):
         num_cached_tokens: _builtins.int = ...,
         num_output_tokens: _builtins.int = ...,
         num_reasoning_tokens: _builtins.int = ...,
+        micro_neurons: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reasoning_tokens", b"num_reasoning_tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["micro_neurons", b"micro_neurons", "num_cached_tokens", b"num_cached_tokens", "num_output_tokens", b"num_output_tokens", "num_prompt_tokens", b"num_prompt_tokens", "num_reasoning_tokens", b"num_reasoning_tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

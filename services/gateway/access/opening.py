@@ -1,0 +1,50 @@
+"""Which door a gateway has, from its settings."""
+
+from __future__ import annotations
+
+import ipaddress
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+from meshfire.errors import BadInput
+from meshfire.store.accounts import Accounts
+from meshfire.store.database import Database
+from meshfire.store.ledger import Ledger
+from meshfire.store.request_windows import RequestWindows
+from services.gateway.access.door import Door, OpenDoor
+from services.gateway.access.keyed import KeyedDoor
+from services.gateway.config import GatewaySettings
+
+
+@asynccontextmanager
+async def door_for(settings: GatewaySettings) -> AsyncIterator[Door]:
+    """Raises BadInput for an open door to the world or for keys without a store, StoreUnavailable."""
+    if not settings.keys:
+        if not _is_loopback(settings.http_host):
+            message = f"http_host is {settings.http_host}: without keys a gateway serves only loopback; set keys"
+            raise BadInput(message, field="http_host")
+        yield OpenDoor()
+        return
+    if not settings.store_url:
+        raise BadInput("keys need a store: set store_url", field="store_url")
+    database = await Database.open(settings.store_url)
+    try:
+        yield KeyedDoor(
+            Accounts(database),
+            RequestWindows(database),
+            Ledger(database),
+            requests_per_minute=settings.requests_per_minute,
+            model_limits=settings.model_requests_per_minute,
+            max_concurrent=settings.max_concurrent,
+        )
+    finally:
+        await database.close()
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
