@@ -3,7 +3,8 @@
 Owns the choice of kernel. A token's arithmetic must be the same alone, in a batch and in any chunk of a prompt
 (design §5); BLAS picks other summation orders for one row than for many. oneDNN with a reordered weight does not, and
 reads the weight once however few the rows are. Where oneDNN is missing, rows are padded to a count from which BLAS
-stays with one kernel. Knows nothing of layers.
+stays with one kernel. oneDNN too splits the inner dimension of a single row where it has AVX-512, hence the padding
+there. Knows nothing of layers.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-#: below this many rows BLAS switches to matrix-vector kernels with another summation order
+#: below this many rows BLAS, and for one row oneDNN, switch to matrix-vector kernels with another summation order
 _MIN_ROWS = 4
 
 
@@ -27,12 +28,12 @@ def pack(weight: Tensor) -> Tensor:
 
 def linear(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`rows` [T, in] by `weight` [out, in], packed or plain → [T, out] float32."""
+    num_rows = rows.shape[0]
+    if 0 < num_rows < _MIN_ROWS:
+        rows = F.pad(rows, (0, 0, 0, _MIN_ROWS - num_rows))
     if weight.is_mkldnn:
         product: Tensor = torch.ops.mkldnn._linear_pointwise(rows.contiguous(), weight, bias, "none", [], "")
-        return product
-    num_rows = rows.shape[0]
-    if num_rows < _MIN_ROWS:
-        rows = F.pad(rows, (0, 0, 0, _MIN_ROWS - num_rows))
+        return product[:num_rows]
     return F.linear(rows, weight, bias)[:num_rows]
 
 

@@ -30,14 +30,14 @@ def prompt_of(length: int, seed: int) -> list[int]:
 
 
 @settings(deadline=None, max_examples=40)
-@given(st.integers(1, 70), st.integers(1, 300), st.integers(1, 80), st.integers(0, 100))
+@given(st.integers(1, 70), st.integers(1, 300) | st.integers(1500, 1600), st.integers(1, 80), st.integers(0, 100))
 def test_a_row_of_a_product_does_not_depend_on_the_other_rows(num_rows: int, inner: int, outer: int, seed: int) -> None:
     generator = torch.Generator().manual_seed(seed)
     weight = torch.randn(outer, inner, generator=generator)
     rows = torch.randn(num_rows, inner, generator=generator)
     packed = pack(weight)
     product = linear(rows, packed)
-    torch.testing.assert_close(product, rows @ weight.T, rtol=1e-5, atol=1e-4)
+    torch.testing.assert_close(product.double(), rows.double() @ weight.double().T, rtol=1e-5, atol=1e-4)
     for row in {0, num_rows // 2, num_rows - 1}:
         assert torch.equal(linear(rows[row : row + 1], packed)[0], product[row])
     assert torch.equal(linear(rows[num_rows // 3 :], packed), product[num_rows // 3 :])

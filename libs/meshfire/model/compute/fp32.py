@@ -13,8 +13,9 @@ from torch import Tensor
 from meshfire.model.linear import linear, pack
 from meshfire.model.stored import StoredFfn, StoredWeight
 
-#: inner sizes are padded to whole SIMD vectors: a vector loop's scalar tail rounds exp() differently
-_INNER_MULTIPLE = 16
+#: inner sizes are padded to whole turns of torch's vector loop (two vectors of 16 floats with AVX-512): its scalar tail
+#: rounds exp() differently
+_INNER_MULTIPLE = 32
 
 
 @dataclass(frozen=True)
@@ -83,7 +84,7 @@ class Fp32Compute:
         return Fp32Ffn(self.gated(weights.gate, weights.up), self.linear(weights.down))
 
     def gated(self, gate: StoredWeight, up: StoredWeight) -> Fp32Gated:
-        """Pack the first half of a SwiGLU; I grows to a multiple of 16 with zeros."""
+        """Pack the first half of a SwiGLU; I grows to a multiple of 32 with zeros."""
         inner_size = gate.shape[0]
         padding = (0, 0, 0, -inner_size % _INNER_MULTIPLE)
         packed_gate, packed_up = (pack(F.pad(one.dequantized(), padding)) for one in (gate, up))
