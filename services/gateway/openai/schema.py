@@ -127,6 +127,12 @@ class StreamOptions(Strict):
     continuous_usage_stats: Annotated[Any, NotYet(False)] = None
 
 
+class Options(Strict):
+    """How a request is served, not what it asks for (Workers AI)."""
+
+    rejectIfBusy: bool | None = None
+
+
 class Request(Strict):
     """What both endpoints have in common."""
 
@@ -152,6 +158,7 @@ class Request(Strict):
     return_token_ids: bool | None = None
     prompt_cache_key: Key | None = None
     cache_salt: Key | None = None
+    options: Options | None = None
 
     user: Annotated[Any, Ignored(_RECORD)] = None
     metadata: Annotated[Any, Ignored(_RECORD)] = None

@@ -91,6 +91,7 @@ def _base(request: Request) -> pb.GenerateRequest:
         priority=pb.PRIORITY_ONLINE,
         return_prompt_token_ids=bool(request.return_token_ids),
         cache_salt=request.cache_salt or "",
+        reject_if_busy=bool(request.options and request.options.rejectIfBusy),
         keep_special_tokens=request.skip_special_tokens is False,
     )
 
