@@ -95,3 +95,79 @@ ledger_days = Table(
     Column("day", String(10), primary_key=True),
     Column("micro_neurons", BigInteger, nullable=False),
 )
+
+#: Batches of requests that run when there is room. `status`: queued, running, completed, failed, cancelled, expired.
+jobs = Table(
+    "jobs",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("account_id", String(32), nullable=False),
+    Column("key_id", String(32), nullable=False),
+    Column("model", String(256), nullable=False),
+    #: what the submitter wants to find again; opaque here
+    Column("label", LargeBinary, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("num_items", Integer, nullable=False),
+    Column("num_succeeded", Integer, nullable=False),
+    Column("num_failed", Integer, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("started_at", BigInteger),
+    Column("ended_at", BigInteger),
+    Column("expires_at", BigInteger, nullable=False),
+    #: results go then
+    Column("delete_at", BigInteger),
+    Index("ix_jobs_account_id_created_at", "account_id", "created_at"),
+    Index("ix_jobs_status", "status"),
+)
+
+#: `status`: queued, running, succeeded, failed, cancelled. A claim raises `epoch`; only its holder may commit.
+job_items = Table(
+    "job_items",
+    metadata,
+    Column("job_id", String(36), ForeignKey("jobs.id", ondelete="CASCADE"), primary_key=True),
+    Column("position", Integer, primary_key=True),
+    Column("reference", String(512), nullable=False),
+    Column("request", LargeBinary, nullable=False),
+    Column("status", String(16), nullable=False),
+    Column("epoch", Integer, nullable=False),
+    #: grows while its holder lives
+    Column("beat", Integer, nullable=False),
+    Column("num_attempts", Integer, nullable=False),
+    #: not claimed before
+    Column("due_at", BigInteger, nullable=False),
+    Column("result", LargeBinary),
+    Index("ix_job_items_status_due_at", "status", "due_at"),
+)
+
+#: What submitters and watchers are told, in order; a webhook's deliveries are noted here.
+job_events = Table(
+    "job_events",
+    metadata,
+    Column("id", _RowId, primary_key=True, autoincrement=True),
+    Column("job_id", String(36), nullable=False),
+    Column("account_id", String(32), nullable=False),
+    Column("model", String(256), nullable=False),
+    Column("kind", String(32), nullable=False),
+    Column("message", String(1024), nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("num_attempts", Integer, nullable=False),
+    #: next delivery; NULL = delivered, given up, or there is no webhook
+    Column("due_at", BigInteger),
+    Index("ix_job_events_due_at", "due_at"),
+)
+
+#: Files of the batch dialects: inputs as they were uploaded.
+files = Table(
+    "files",
+    metadata,
+    Column("id", String(36), primary_key=True),
+    Column("account_id", String(32), nullable=False),
+    Column("name", String(512), nullable=False),
+    Column("purpose", String(32), nullable=False),
+    Column("content", LargeBinary, nullable=False),
+    Column("num_bytes", BigInteger, nullable=False),
+    Column("created_at", BigInteger, nullable=False),
+    Column("expires_at", BigInteger, nullable=False),
+    Index("ix_files_account_id_created_at", "account_id", "created_at"),
+    Index("ix_files_expires_at", "expires_at"),
+)
