@@ -42,10 +42,10 @@ def _content(rule: JsonRule | RegexRule | ChoiceRule) -> str:
     if isinstance(rule, JsonRule):
         return json_terminal(rule.schema)
     if isinstance(rule, RegexRule):
-        return f"/{_slashes_escaped(rule.pattern)}/"
+        return f"/{_slashes_escaped(_unanchored(rule.pattern))}/"
     if not rule.options:
         raise BadInput("there is nothing to choose from", field=rule.field)
-    return " | ".join(json.dumps(one) for one in rule.options)
+    return " | ".join(json.dumps(one, ensure_ascii=False) for one in rule.options)
 
 
 def json_terminal(schema: Mapping[str, Any] | bool) -> str:
@@ -70,9 +70,14 @@ def _calls(rule: CallsRule, markers: Markers | None) -> list[str]:
     ]
     for index, function in enumerate(rule.functions):
         header = json.dumps(f"functions.{function.name}:")
-        arguments = json_terminal(function.parameters)
+        arguments = json_terminal(_of_object(function.parameters))
         lines.append(f"call_{index}: {header} /[0-9]{{1,6}}/ {ids[Marker.ARGUMENTS_BEGIN]} {arguments}")
     return lines
+
+
+def _of_object(parameters: Mapping[str, Any] | bool | None) -> Mapping[str, Any]:
+    """Arguments are an object even where their schema does not say so."""
+    return {**parameters, "type": "object"} if isinstance(parameters, Mapping) else {"type": "object"}
 
 
 def _to_lark(source: str) -> str:
@@ -82,6 +87,13 @@ def _to_lark(source: str) -> str:
         return str(gbnf_to_lark(source))
     except Exception as error:  # whatever its parser raises for a grammar that is none
         raise BadInput(f"the grammar cannot be read: {error}", field="guided_grammar") from error
+
+
+def _unanchored(pattern: str) -> str:
+    """The whole text is matched anyway; anchors at the ends say the same."""
+    inner = pattern.removeprefix("^")
+    escapes = len(inner) - len(inner.removesuffix("$").rstrip("\\")) - 1
+    return inner[:-1] if inner.endswith("$") and escapes % 2 == 0 else inner
 
 
 def _slashes_escaped(pattern: str) -> str:

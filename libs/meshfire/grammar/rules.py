@@ -47,10 +47,10 @@ ContentRule: TypeAlias = JsonRule | RegexRule | ChoiceRule | GrammarRule
 
 @dataclass(frozen=True)
 class FunctionRule:
-    """A function that may be called. `parameters`: schema of its arguments."""
+    """A function that may be called. `parameters`: schema of its arguments; None = any JSON object."""
 
     name: str
-    parameters: Mapping[str, Any] | bool
+    parameters: Mapping[str, Any] | bool | None = None
     field: str = "tools"
 
 
@@ -65,7 +65,7 @@ class CallsRule:
 
 @dataclass(frozen=True)
 class OutputRule:
-    """Both together: with a content rule and calls in mode auto, the answer is one or the other."""
+    """Both together: with calls in mode auto the answer is either; with calls that are required, the content is none."""
 
     content: ContentRule | None = None
     calls: CallsRule | None = None
