@@ -84,6 +84,7 @@ class GenerateEndpoint:
         affinity = affinity_in(headers)
         for call in job.calls:
             call.request.session_key = affinity or call.request.session_key
+            call.request.cache_salt = visitor.cache_salt(call.request.cache_salt)
         outputs = [Output(index, call.prompt_index) for index, call in enumerate(job.calls)]
         seen.outputs = outputs
         answer = _Answer(job, outputs, seen)

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from services.router import leases
 from services.router import lifecycle_events as ev
 from services.router.desk import Desk
-from services.router.lease_queue import Ticket
 from services.router.lifecycle import ENDED, Life, Limits, apply, begin
 from services.router.lifecycle_events import Stage
 from services.router.output import Logprobs, OutputToken
+from services.router.tickets import Ticket
 from services.router.work import Work
 from services.router.workers import WorkerFacts
 
@@ -134,6 +134,10 @@ class ActiveRequest:
             model=self.work.model,
             stage=action.stage,
             num_tokens=len(self.work.prompt) + len(self.tokens) + (1 if decode else 0),
+            tenant=self.work.tenant,
+            admitted_s=self.work.admitted_s,
+            deadline_s=self.work.deadline_s,
+            resumed=action.epoch > 1,
             session_key=self.work.session_key,
             avoid=self.life.avoid,
             revision=prefill_facts.revision if prefill_facts is not None and self.tokens else None,

@@ -19,6 +19,7 @@ from services.router.billing import Payer
 from services.router.desk import Desk
 from services.router.hooks import SCRIPT_HEADER, Hooks
 from services.router.models import ModelFacts, wait_for_model
+from services.router.outlook import Newcomer
 from services.router.tokenizers import Encoded, Tokenizers
 from services.router.validation import check_fit, check_form
 from services.router.work import Script, Work
@@ -47,18 +48,21 @@ class Admission:
     worker_wait_s: float
 
     async def admit(self, request_id: str, call: Call, span: Span) -> Work:
-        """The work of a call. Raises BadInput, UnknownModel, NoWorker, QueueFull."""
+        """The work of a call. Raises BadInput, UnknownModel, NoWorker, QueueFull, OutOfCapacity."""
         request = call.request
         check_form(request)
         priority = wire.priority_from(request.priority)
         facts = await wait_for_model(self.desk.workers, request.model, self.worker_wait_s)
+        newcomer = Newcomer(
+            request.model, priority, call.payer.account_id, 0, call.deadline_s, never_waits=request.reject_if_busy
+        )
         # Twice: a full queue should not cost the tokenizer anything, and only tokens tell how much waits.
-        self.desk.admit(request.model, priority, 0)
+        self.desk.admit(newcomer)
         encoded = await self._prompt(request, span)
         prompt = encoded.token_ids
         check_fit(request, facts, prompt)
         script = await self._script(call, span)
-        self.desk.admit(request.model, priority, len(prompt))
+        outlook = self.desk.admit(replace(newcomer, num_tokens=len(prompt)))
         sampling = resolve_sampling(request.sampling, num_tokens_left=facts.context_tokens - len(prompt))
         if encoded.rule is not None and sampling.ignore_eos and not request.HasField("rule"):
             encoded = replace(encoded, rule=None)  # an output that never ends cannot be held to a call's grammar
@@ -71,6 +75,9 @@ class Admission:
             deadline_s=call.deadline_s,
             priority=priority,
             arrival=self.desk.next_arrival(),
+            tenant=call.payer.account_id,
+            admitted_s=self.desk.now_s,
+            outlook=outlook,
             session_key=request.session_key,
             cache_salt=request.cache_salt,
             traceparent=spans.traceparent_of(span),

@@ -98,6 +98,11 @@ class WorkerGone:
 
 
 @dataclass(frozen=True)
+class Preempted:
+    """Its lease is taken back for somebody who goes first. No failure: it waits again, with the tokens it has."""
+
+
+@dataclass(frozen=True)
 class OfferExpired:
     """The offered KV is not worth waiting for any more."""
 
@@ -138,6 +143,7 @@ Event: TypeAlias = (
     | Completed
     | LeaseFailed
     | WorkerGone
+    | Preempted
     | OfferExpired
     | RetryDue
     | StopTextFound

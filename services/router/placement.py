@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
-from services.router.lease_queue import Ticket
 from services.router.lifecycle_events import Stage
+from services.router.tickets import Ticket
 from services.router.workers import Worker
 
 

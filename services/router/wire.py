@@ -11,10 +11,10 @@ from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
 from meshfire.errors import BadInput
 from meshfire.rpc.status import from_reason
 from services.router import lifecycle_events as ev
-from services.router.lease_queue import Priority
 from services.router.lifecycle_events import Stage
 from services.router.models import ModelFacts
 from services.router.output import FinishReason, Logprobs, OutputToken
+from services.router.tickets import Priority
 from services.router.workers import Geometry, WorkerFacts
 
 _STAGES = {work_pb.WORKER_ROLE_PREFILL: Stage.PREFILL, work_pb.WORKER_ROLE_DECODE: Stage.DECODE}

@@ -55,7 +55,7 @@ class Program:
 
 
 class GrammarCompiler:
-    """For the vocabulary of one model. Safe to use from several threads. `vocab_size`: width of masks, if it differs."""
+    """For the vocabulary of one model. Safe to use from several threads. `vocab_size`: width of masks, if another."""
 
     def __init__(self, tokenizer: Tokenizer, vocab_size: int | None = None) -> None:
         self._tokenizer = tokenizer
@@ -67,7 +67,7 @@ class GrammarCompiler:
     def warm_up(self) -> None:
         """Prepare the vocabulary: up to a second for 163,840 tokens, in which no other thread runs."""
         if self._tokenizer.end_token_ids:
-            self._matcher(OutputRule(JsonRule(True)), "start: \"a\"\n")
+            self._matcher(OutputRule(JsonRule(True)), 'start: "a"\n')
 
     def compile(self, rule: OutputRule) -> Program:
         """Raises BadInput naming the field: a rule that is wrong, too large, or cannot be enforced."""
@@ -120,7 +120,7 @@ class GrammarCompiler:
             if why:
                 path = locate(schema, refuses)
                 where = f"{field}.{path}" if path else field
-                return BadInput(f"{where} cannot be enforced: {why[:_PART]}", field=where)
+                return BadInput(f"{path or 'the schema'} cannot be enforced: {why[:_PART]}", field=where)
         return BadInput(f"the rule cannot be enforced: {_first_line(message)[:_PART]}", field=_field_of(rule))
 
     def refuses(self, schema: Mapping[str, Any]) -> str:
@@ -171,7 +171,7 @@ def _schemas(rule: OutputRule) -> list[tuple[str, Mapping[str, Any]]]:
 
 
 def _field_of(rule: OutputRule) -> str:
-    return rule.content.field if rule.content is not None else "tools"
+    return rule.content.field if rule.content is not None else "rule.calls"
 
 
 def _first_line(message: str) -> str:

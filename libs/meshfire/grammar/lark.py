@@ -26,7 +26,7 @@ def answer_grammar(content: ContentRule | None, calls: CallsRule | None, markers
     if isinstance(content, GrammarRule):
         if calls is not None and calls.mode != "none":
             raise BadInput("a grammar cannot be combined with tools", field=content.field)
-        return _to_lark(content.source)
+        return _to_lark(content)
     rules: list[str] = []
     alternatives: list[str] = []
     if calls is not None and calls.mode != "none":
@@ -58,9 +58,9 @@ def json_terminal(schema: Mapping[str, Any] | bool) -> str:
 def _calls(rule: CallsRule, markers: Markers | None) -> list[str]:
     """One or more calls of the declared functions, in Kimi's own markers."""
     if markers is None:
-        raise BadInput("this model's vocabulary has no tool-call markers", field="tools")
+        raise BadInput("this model's vocabulary has no tool-call markers", field="rule.calls")
     if not rule.functions:
-        raise BadInput("there is no tool to call", field="tool_choice")
+        raise BadInput("there is no tool to call", field="rule.calls")
     ids = {marker: f"<[{token_id}]>" for token_id, marker in markers.by_id.items()}
     names = " | ".join(f"call_{index}" for index in range(len(rule.functions)))
     many = "call+" if rule.parallel else "call"
@@ -80,13 +80,13 @@ def _of_object(parameters: Mapping[str, Any] | bool | None) -> Mapping[str, Any]
     return {**parameters, "type": "object"} if isinstance(parameters, Mapping) else {"type": "object"}
 
 
-def _to_lark(source: str) -> str:
-    if not _GBNF.search(source):
-        return source
+def _to_lark(rule: GrammarRule) -> str:
+    if not _GBNF.search(rule.source):
+        return rule.source
     try:
-        return str(gbnf_to_lark(source))
+        return str(gbnf_to_lark(rule.source))
     except Exception as error:  # whatever its parser raises for a grammar that is none
-        raise BadInput(f"the grammar cannot be read: {error}", field="guided_grammar") from error
+        raise BadInput(f"the grammar cannot be read: {error}"[:300], field=rule.field) from error
 
 
 def _unanchored(pattern: str) -> str:

@@ -28,7 +28,10 @@ _MODES: Mapping[_Mode, pb.CallsMode.ValueType] = {
     "required": pb.CALLS_MODE_REQUIRED,
     "none": pb.CALLS_MODE_NONE,
 }
-_MODES_IN: Mapping[int, _Mode] = {value: mode for mode, value in _MODES.items()} | {pb.CALLS_MODE_UNSPECIFIED: "auto"}
+_MODES_IN: Mapping[pb.CallsMode.ValueType, _Mode] = {
+    pb.CALLS_MODE_UNSPECIFIED: "auto",
+    **{value: mode for mode, value in _MODES.items()},
+}
 
 
 def to_wire(rule: OutputRule) -> pb.OutputRule:

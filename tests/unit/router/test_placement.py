@@ -1,18 +1,15 @@
-"""Credits, queue order and the choice of a worker, without a socket."""
+"""Credits and the choice of a worker, without a socket."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfire.errors import QueueFull
-from services.router.lease_queue import LeaseQueue, Priority, Ticket
 from services.router.lifecycle_events import Stage
-from services.router.pace import Pace
 from services.router.placement import Crowd, Wait, choose
+from services.router.tickets import Priority, Ticket
 from services.router.workers import Geometry, Worker, WorkerFacts
 
 
@@ -67,43 +64,6 @@ class TestCredit:
         one.held.add("q")
         assert not one.has_room(1000)
         assert one.has_room(16)
-
-
-class TestQueue:
-    def test_online_goes_before_asynchronous_and_earlier_before_later(self) -> None:
-        queue = LeaseQueue(max_requests=10, max_tokens=1000)
-        tickets = [ticket(1, Priority.ASYNCHRONOUS), ticket(4), ticket(2, Priority.ASYNCHRONOUS), ticket(3)]
-        for one in tickets:
-            queue.push(one)
-        assert [one.arrival for one in queue] == [3, 4, 1, 2]
-        queue.remove(tickets[1])
-        queue.remove(tickets[1])
-        assert [one.arrival for one in queue] == [3, 1, 2]
-
-    def test_a_crowd_of_asynchronous_work_stops_no_online_request(self) -> None:
-        queue = LeaseQueue(max_requests=2, max_tokens=1000)
-        for number in (1, 2):
-            queue.push(ticket(number, Priority.ASYNCHRONOUS))
-        queue.admit(Priority.ONLINE, 10, 1.0)
-        with pytest.raises(QueueFull) as caught:
-            queue.admit(Priority.ASYNCHRONOUS, 10, 3.5)
-        assert caught.value.retry_after_s == 3.5
-
-    def test_prompt_tokens_are_bounded_but_a_lone_prompt_comes_in(self) -> None:
-        queue = LeaseQueue(max_requests=9, max_tokens=40)
-        queue.admit(Priority.ONLINE, 1000, 1.0)
-        queue.push(ticket(1))  # of 32 tokens
-        queue.admit(Priority.ONLINE, 8, 1.0)
-        with pytest.raises(QueueFull):
-            queue.admit(Priority.ONLINE, 9, 1.0)
-
-    def test_the_time_to_come_back_follows_the_pace_of_the_queue(self) -> None:
-        pace = Pace()
-        assert pace.wait_s(100) == 1.0
-        for now_s in (0.0, 2.0, 4.0, 6.0):
-            pace.left(now_s)
-        assert pace.wait_s(5) == pytest.approx(10.0)
-        assert pace.wait_s(1000) == 60.0
 
 
 class TestChoice:

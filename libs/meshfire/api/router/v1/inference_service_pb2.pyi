@@ -87,6 +87,7 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    REJECT_IF_BUSY_FIELD_NUMBER: _builtins.int
     RULE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name, see ListModels."""
@@ -104,6 +105,8 @@ class GenerateRequest(_message.Message):
     """True = special tokens appear in the text of deltas."""
     echo: _builtins.bool
     """True = the prompt is part of the answer (see GeneratePrompt)."""
+    reject_if_busy: _builtins.bool
+    """True = refuse at once (RESOURCE_EXHAUSTED) what would have to wait for a worker."""
     @_builtins.property
     def chat(self) -> _tokenizer_service_pb2.Chat:
         """A chat, rendered with the model's template."""
@@ -134,11 +137,12 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         keep_special_tokens: _builtins.bool = ...,
         echo: _builtins.bool = ...,
+        reject_if_busy: _builtins.bool = ...,
         rule: _output_rule_pb2.OutputRule | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "rule", b"rule", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "return_prompt_token_ids", b"return_prompt_token_ids", "rule", b"rule", "sampling", b"sampling", "session_key", b"session_key", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "reject_if_busy", b"reject_if_busy", "return_prompt_token_ids", b"return_prompt_token_ids", "rule", b"rule", "sampling", b"sampling", "session_key", b"session_key", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["chat", "text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
