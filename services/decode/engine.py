@@ -147,7 +147,7 @@ class DecodeEngine:
             raise
         self._idle.clear()
         self._arrival.set()
-        ending = order.limits.ending_before(lease.sequence.num_output_tokens, lease.sequence.num_tokens)
+        ending = lease.ending_before_next()
         if ending is not None:  # only the word that all is done was lost
             self._finish(lease, ending)
 
@@ -171,6 +171,11 @@ class DecodeEngine:
             except MeshfireError as error:
                 lease.read_task = None
                 self._fail(lease, error, retryable=error.retryable)
+                return
+            ending = lease.ending_before_next()
+            if ending is not None:
+                lease.read_task = None
+                self._finish(lease, ending)
                 return
         await self._read(lease)
 
@@ -314,4 +319,4 @@ def _take(lease: DecodeLease, sampled: Sampled) -> tuple[reports.NewToken | None
         return None, ending
     sequence.append(sampled.token_id)
     token = reports.NewToken(lease.order, index, sampled)
-    return token, limits.ending_before(sequence.num_output_tokens, sequence.num_tokens)
+    return token, lease.ending_before_next()

@@ -41,6 +41,8 @@ def decode_lease(
         decode.scripted = True
         decode.script_token_ids.extend(work.script.token_ids)
         decode.script_ends_with_eos = work.script.ends_with_eos
+        if work.script.wants is not None:
+            decode.script_wants = work.script.wants
     return pb.WorkResponse(lease=lease)
 
 
