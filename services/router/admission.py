@@ -5,6 +5,7 @@ Owns the order of the checks: form, model, room in the queue, encoding, fit. Lea
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 from dataclasses import dataclass, field, replace
 
@@ -13,6 +14,7 @@ from opentelemetry.trace import Span, SpanKind, Tracer
 from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import inference_service_pb2 as pb
 from meshfire.errors import BadInput
+from meshfire.kv.hashing import chain_hashes
 from meshfire.telemetry import names, spans
 from services.router import wire
 from services.router.billing import Payer
@@ -23,6 +25,9 @@ from services.router.outlook import Newcomer
 from services.router.tokenizers import Encoded, Tokenizers
 from services.router.validation import check_fit, check_form
 from services.router.work import Script, Work
+
+#: about a millisecond's worth
+_LOOP_HASH_TOKENS = 16_384
 
 
 @dataclass(frozen=True)
@@ -62,6 +67,7 @@ class Admission:
         prompt = encoded.token_ids
         check_fit(request, facts, prompt)
         script = await self._script(call, span)
+        block_hashes = await _block_hashes(prompt, request.cache_salt, facts)
         outlook = self.desk.admit(replace(newcomer, num_tokens=len(prompt)))
         sampling = resolve_sampling(request.sampling, num_tokens_left=facts.context_tokens - len(prompt))
         return Work(
@@ -77,6 +83,7 @@ class Admission:
             admitted_s=self.desk.now_s,
             outlook=outlook,
             session_key=request.session_key,
+            block_hashes=block_hashes,
             cache_salt=request.cache_salt,
             traceparent=spans.traceparent_of(span),
             output=None if request.keep_special_tokens else encoded.output,
@@ -102,6 +109,17 @@ class Admission:
             return await self.tokenizers.script(call.request.model, call.hooks.script_json, parent)
         except BadInput as error:
             raise BadInput(f"{SCRIPT_HEADER}: {error.message}", field=SCRIPT_HEADER) from None
+
+
+async def _block_hashes(prompt: tuple[int, ...], cache_salt: str, facts: ModelFacts) -> tuple[bytes, ...]:
+    """Of full blocks. Long prompts are hashed off the event loop."""
+
+    def compute() -> tuple[bytes, ...]:
+        full = prompt[: len(prompt) // facts.block_tokens * facts.block_tokens]
+        hashes = chain_hashes(full, facts.block_tokens, model_revision=facts.revision, cache_salt=cache_salt)
+        return tuple(hashes)
+
+    return compute() if len(prompt) <= _LOOP_HASH_TOKENS else await asyncio.to_thread(compute)
 
 
 def resolve_sampling(asked: sampling_pb2.SamplingParams, *, num_tokens_left: int) -> sampling_pb2.SamplingParams:

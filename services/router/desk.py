@@ -18,7 +18,7 @@ from services.router import lifecycle_events as ev
 from services.router.lease_queue import LeaseQueue
 from services.router.lifecycle_events import Stage
 from services.router.outlook import Newcomer, Outlook
-from services.router.placement import Crowd, Wait, choose
+from services.router.placement import Crowd, Placement, Wait, choose
 from services.router.running import Running
 from services.router.tickets import Priority, Ticket
 from services.router.workers import Worker, WorkerTable
@@ -148,7 +148,7 @@ class Desk:
 
     def credit(self, worker: Worker, credit: pb.WorkerCredit) -> None:
         """A worker's room changed."""
-        worker.credit(credit.num_slots, credit.num_free_blocks, credit.num_leases_seen)
+        worker.credit(credit.num_slots, credit.num_free_blocks, credit.num_leases_seen, credit.num_pending_tokens)
         self._place(worker.facts.model, worker.facts.stage)
 
     def deliver(self, request_id: str, event: ev.Event) -> None:
@@ -178,7 +178,7 @@ class Desk:
                 return
             crowd = Crowd(self.workers.of(model, Stage.PREFILL), self.workers.of(model, Stage.DECODE))
             choice = choose(ticket, crowd)
-            if isinstance(choice, Worker):
+            if isinstance(choice, Placement):
                 self._hand_over(queue, ticket, choice)
                 continue
             self._make_room(ticket)
@@ -214,12 +214,14 @@ class Desk:
     def _num_free(self, kind: tuple[str, Stage]) -> int:
         return sum(max(0, worker.free_slots) for worker in self.workers.of(*kind))
 
-    def _hand_over(self, queue: LeaseQueue, ticket: Ticket, worker: Worker) -> None:
+    def _hand_over(self, queue: LeaseQueue, ticket: Ticket, placement: Placement) -> None:
         queue.take(ticket)
         self._room_made.discard(ticket.request_id)
-        worker.lease_sent(worker.blocks_for(ticket.num_tokens))
+        worker = placement.worker
+        worker.lease_sent(worker.blocks_for(ticket.num_tokens), ticket.num_tokens - placement.num_cached)
         self._running.began(ticket, worker.facts.worker_id)
-        self.deliver(ticket.request_id, ev.Placed(worker.facts.worker_id))
+        placed = ev.Placed(worker.facts.worker_id, placement.reason.value, placement.num_cached)
+        self.deliver(ticket.request_id, placed)
 
     def _queue(self, model: str, stage: Stage) -> LeaseQueue:
         key = (model, stage)

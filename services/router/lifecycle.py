@@ -108,7 +108,8 @@ def apply(life: Life, event: ev.Event) -> Step:
 def _placed(life: Life, event: ev.Placed) -> Step:
     if life.phase is Phase.QUEUED_PREFILL:
         placed = replace(life, phase=Phase.PREFILLING, prefill_worker=event.worker_id)
-        return placed, (ev.LeasePrefill(event.worker_id, life.epoch),)
+        why = (event.reason, event.num_cached_expected)
+        return placed, (ev.LeasePrefill(event.worker_id, life.epoch, *why),)
     if life.phase is Phase.QUEUED_DECODE:
         assert life.prefill_worker is not None
         assert life.offer is not None

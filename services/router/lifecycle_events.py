@@ -37,6 +37,9 @@ class Placed:
     """A worker with room was found for the queued lease."""
 
     worker_id: str
+    #: why this one, and the cached tokens expected there
+    reason: str = ""
+    num_cached_expected: int = 0
 
 
 @dataclass(frozen=True)
@@ -173,6 +176,9 @@ class LeasePrefill:
 
     worker_id: str
     epoch: int
+    #: of the placement
+    reason: str = ""
+    num_cached_expected: int = 0
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ class Ticket:
     #: leased before: goes in front of what was not, and costs its tenant nothing more
     resumed: bool = False
     session_key: str = ""
+    #: chain hashes of its full blocks, first to last
+    block_hashes: tuple[bytes, ...] = ()
     #: a worker that failed last: any other one is better
     avoid: str | None = None
     #: a prefill that goes on with an output needs the revision that began it

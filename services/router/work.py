@@ -38,6 +38,8 @@ class Work:
     admitted_s: float = 0.0
     outlook: Outlook = NO_WAIT
     session_key: str = ""
+    #: chain hashes of the prompt's full blocks: by them its prefix is found at workers
+    block_hashes: tuple[bytes, ...] = ()
     cache_salt: str = ""
     #: W3C traceparent of the span that the workers' spans hang below
     traceparent: str = ""

@@ -176,7 +176,7 @@ class FakeLink:
         self.sent.append((router_id, message))
         self._news.set()
 
-    def set_credit(self, num_slots: int, num_free_blocks: int) -> None:
+    def set_credit(self, num_slots: int, num_free_blocks: int, num_pending_tokens: int = 0) -> None:
         self.credit = (num_slots, num_free_blocks)
         self._news.set()
 

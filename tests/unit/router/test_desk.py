@@ -6,6 +6,7 @@ from dataclasses import dataclass, field, replace
 
 import pytest
 
+from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import OutOfCapacity
 from services.router import lifecycle_events as ev
 from services.router.desk import Desk
@@ -71,8 +72,8 @@ class Room:
 
     def free(self, name: str, slots: int = 1) -> None:
         worker = self.workers[name]
-        message = type("Credit", (), {"num_slots": slots, "num_free_blocks": 10_000, "num_leases_seen": 10**6})()
-        self.desk.credit(worker, message)
+        credit = pb.WorkerCredit(num_slots=slots, num_free_blocks=10_000, num_leases_seen=10**6)
+        self.desk.credit(worker, credit)
 
     def newcomer(self, left_s: float = 100.0, **more: object) -> Newcomer:
         values: dict[str, object] = {"priority": ONLINE, "tenant": "", "num_tokens": 100} | more

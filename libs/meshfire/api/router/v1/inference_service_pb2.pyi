@@ -405,6 +405,9 @@ class RoutingReceipt(_message.Message):
     NUM_FAILOVERS_FIELD_NUMBER: _builtins.int
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_EXPECTED_FIELD_NUMBER: _builtins.int
+    PREDICTED_QUEUE_MS_FIELD_NUMBER: _builtins.int
     prefill_worker_id: _builtins.str
     """Prefill worker of the last epoch."""
     decode_worker_id: _builtins.str
@@ -415,6 +418,12 @@ class RoutingReceipt(_message.Message):
     """Time in the router's queues."""
     kv_bytes: _builtins.int
     """Bytes of KV moved from prefill to decode."""
+    placement: _builtins.str
+    """Why the prefill worker: session, cache, load, only (there was no choice)."""
+    num_cached_expected: _builtins.int
+    """Cached tokens that the router expected there; num_cached_tokens of the usage were found."""
+    predicted_queue_ms: _builtins.int
+    """Wait that was predicted at admission."""
     def __init__(
         self,
         *,
@@ -423,10 +432,13 @@ class RoutingReceipt(_message.Message):
         num_failovers: _builtins.int = ...,
         queue_ms: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
+        placement: _builtins.str = ...,
+        num_cached_expected: _builtins.int = ...,
+        predicted_queue_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "kv_bytes", b"kv_bytes", "num_failovers", b"num_failovers", "prefill_worker_id", b"prefill_worker_id", "queue_ms", b"queue_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "kv_bytes", b"kv_bytes", "num_cached_expected", b"num_cached_expected", "num_failovers", b"num_failovers", "placement", b"placement", "predicted_queue_ms", b"predicted_queue_ms", "prefill_worker_id", b"prefill_worker_id", "queue_ms", b"queue_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -58,6 +58,7 @@ class WorkRequest(_message.Message):
     FINISHED_FIELD_NUMBER: _builtins.int
     FAILED_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    KV_EVENTS_FIELD_NUMBER: _builtins.int
     PROMPT_COMPUTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
@@ -88,6 +89,10 @@ class WorkRequest(_message.Message):
         """Log-probabilities of a prompt, before its offer."""
 
     @_builtins.property
+    def kv_events(self) -> Global___KvEvents:
+        """Blocks of its prefix cache that came or went."""
+
+    @_builtins.property
     def prompt_computed(self) -> Global___PromptComputed:
         """A decode worker has computed the prompt of a lease that came without KV."""
 
@@ -101,13 +106,14 @@ class WorkRequest(_message.Message):
         finished: Global___LeaseFinished | None = ...,
         failed: Global___LeaseFailed | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
+        kv_events: Global___KvEvents | None = ...,
         prompt_computed: Global___PromptComputed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_computed", b"prompt_computed", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_events", b"kv_events", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_computed", b"prompt_computed", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_computed", b"prompt_computed", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_events", b"kv_events", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_computed", b"prompt_computed", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "progress", "kv_offer", "finished", "failed", "prompt_logprobs", "prompt_computed"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "progress", "kv_offer", "finished", "failed", "prompt_logprobs", "kv_events", "prompt_computed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -224,26 +230,64 @@ class WorkerCredit(_message.Message):
     NUM_SLOTS_FIELD_NUMBER: _builtins.int
     NUM_FREE_BLOCKS_FIELD_NUMBER: _builtins.int
     NUM_LEASES_SEEN_FIELD_NUMBER: _builtins.int
+    NUM_PENDING_TOKENS_FIELD_NUMBER: _builtins.int
     num_slots: _builtins.int
     """Leases that it would take now."""
     num_free_blocks: _builtins.int
     """KV blocks that are free or can be evicted."""
     num_leases_seen: _builtins.int
     """Leases that the worker had received on this stream when it counted."""
+    num_pending_tokens: _builtins.int
+    """Tokens of all routers' leases that it has still to compute."""
     def __init__(
         self,
         *,
         num_slots: _builtins.int = ...,
         num_free_blocks: _builtins.int = ...,
         num_leases_seen: _builtins.int = ...,
+        num_pending_tokens: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_free_blocks", b"num_free_blocks", "num_leases_seen", b"num_leases_seen", "num_slots", b"num_slots"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["num_free_blocks", b"num_free_blocks", "num_leases_seen", b"num_leases_seen", "num_pending_tokens", b"num_pending_tokens", "num_slots", b"num_slots"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___WorkerCredit: _TypeAlias = WorkerCredit  # noqa: Y015
+
+@_typing.final
+class KvEvents(_message.Message):
+    """What a worker's prefix cache can share. A hint for placement: it may be late, the worker decides what it finds."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    RESET_FIELD_NUMBER: _builtins.int
+    STORED_FIELD_NUMBER: _builtins.int
+    REMOVED_FIELD_NUMBER: _builtins.int
+    reset: _builtins.bool
+    """True = forget all before: this is what there is. More messages may follow with the rest."""
+    @_builtins.property
+    def stored(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Chain hashes of blocks that can be shared from now on, 16 bytes each."""
+
+    @_builtins.property
+    def removed(self) -> _containers.RepeatedScalarFieldContainer[_builtins.bytes]:
+        """Chain hashes of blocks that no longer can."""
+
+    def __init__(
+        self,
+        *,
+        reset: _builtins.bool = ...,
+        stored: _abc.Iterable[_builtins.bytes] | None = ...,
+        removed: _abc.Iterable[_builtins.bytes] | None = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["removed", b"removed", "reset", b"reset", "stored", b"stored"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___KvEvents: _TypeAlias = KvEvents  # noqa: Y015
 
 @_typing.final
 class StepProgress(_message.Message):
