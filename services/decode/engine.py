@@ -36,6 +36,7 @@ from services.decode.order import Order
 from services.decode.planning import PartResult
 from services.decode.ports import Reader
 from services.decode.read_lease import ReadLease
+from services.decode.rules import RuleBook
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.taking import take
@@ -68,6 +69,7 @@ class DecodeEngine:
         table: LeaseTable,
         reader: Reader,
         stepper: Stepper,
+        rules: RuleBook,
         experts: Experts,
         tracer: Tracer,
         instruments: DecodeInstruments,
@@ -76,6 +78,7 @@ class DecodeEngine:
         self._table = table
         self._reader = reader
         self._stepper = stepper
+        self._rules = rules
         self._experts = experts
         self._tracer = tracer
         self._instruments = instruments
@@ -160,13 +163,34 @@ class DecodeEngine:
         scheduler = self._table.scheduler
         for lease in self._table.admit():
             lease.admitted(self._identity.geometry.block_tokens)
-            if lease.sequence.kv_comes and lease.reading is not None:
-                name = f"read-kv {lease.order.key.request_id}"
-                lease.read_task = self._group.create_task(self._read(lease, lease.reading), name=name)
+            if lease.sequence.kv_comes or lease.lacks_ruler:
+                name = f"prepare {lease.order.key.request_id}"
+                lease.preparing = self._group.create_task(self._prepare(lease), name=name)
             else:
-                scheduler.compute(lease.sequence)
-                self._work.set()
+                self._compute(lease)
         self._link.set_credit(0 if self._draining else max(0, scheduler.num_slots), scheduler.num_spare_blocks)
+
+    async def _prepare(self, lease: DecodeLease) -> None:
+        """Open its rule, then read its KV: others step meanwhile."""
+        order = lease.order
+        if lease.lacks_ruler and order.rule is not None:
+            scripted = order.limits.script is not None
+            try:
+                lease.ruler = await self._rules.open(order.rule, in_reasoning=order.in_reasoning, may_break=scripted)
+            except MeshfireError as error:
+                lease.preparing = None
+                self._fail(lease, error, retryable=error.retryable)
+                return
+        if lease.sequence.kv_comes and lease.reading is not None:
+            await self._read(lease, lease.reading)
+        else:
+            lease.preparing = None
+            self._compute(lease)
+
+    def _compute(self, lease: DecodeLease) -> None:
+        """Its tokens are computed in the steps from now on."""
+        self._table.scheduler.compute(lease.sequence)
+        self._work.set()
 
     async def _read(self, lease: DecodeLease, reading: ReadLease) -> None:
         sequence = lease.sequence
@@ -183,11 +207,11 @@ class DecodeEngine:
                 )
                 read_span.set_attribute(names.ATTR_KV_BYTES, read.num_bytes)
         except Exception as error:
-            lease.read_task = None
+            lease.preparing = None
             reading.advance(kv_lease.ReadAborted)
             self._read_failed(lease, error)
             return
-        lease.read_task = None
+        lease.preparing = None
         lease.arrived(read.last_hidden, read.num_bytes)
         self._instruments.kv_read(read.num_bytes)
         self._table.scheduler.arrived(sequence)
@@ -212,8 +236,8 @@ class DecodeEngine:
     def _close(self, lease: DecodeLease, *, ending: Ending | None = None, error: MeshfireError | None = None) -> None:
         """Free everything of a lease, at every hop; says nothing to the router."""
         self._table.remove(lease)
-        if lease.read_task is not None:
-            lease.read_task.cancel()
+        if lease.preparing is not None:
+            lease.preparing.cancel()
         self._release_kv(lease)
         self._experts.finish([lease.traceparent])
         end_lease_span(self._tracer, lease, ending, error)

@@ -24,6 +24,7 @@ from meshfire.telemetry.spans import traceparent_of
 from meshfire.worker.hop import HopStats
 from services.decode.order import Order
 from services.decode.read_lease import ReadLease, granted
+from services.decode.rules import OutputRuler
 from services.decode.step import TokenChoice
 
 
@@ -36,8 +37,8 @@ class DecodeLease:
     span: Span
     #: of the KV at its prefill worker; None = this worker computes the prompt
     reading: ReadLease | None
-    #: while the KV is read
-    read_task: asyncio.Task[None] | None = None
+    #: while its rule is opened or its KV read
+    preparing: asyncio.Task[None] | None = None
     #: [H] of the last token, until the first step has used it
     last_hidden: Tensor | None = None
     kv_bytes: int = 0
@@ -46,6 +47,8 @@ class DecodeLease:
     #: the router knows that the prompt is computed
     prompt_told: bool = False
     num_preemptions: int = 0
+    #: holds its output to the order's rule, from before the first step
+    ruler: OutputRuler | None = None
     #: the fault has acted
     struck: bool = False
     ended: bool = False
@@ -70,6 +73,11 @@ class DecodeLease:
         """Whether the KV of everything that it came with is here."""
         return self.sequence.num_computed_tokens >= len(self.order.token_ids)
 
+    @property
+    def lacks_ruler(self) -> bool:
+        """Whether its rule is not open yet."""
+        return self.order.rule is not None and self.ruler is None
+
     def admitted(self, block_tokens: int) -> None:
         """It got blocks."""
         if self.num_cached_tokens is None:
@@ -85,10 +93,11 @@ class DecodeLease:
         """Its blocks are gone; a read that was under way is to be done again."""
         self.num_preemptions += 1
         self.last_hidden = None
-        if self.read_task is not None and self.reading is not None:
-            self.read_task.cancel()
-            self.read_task = None
-            self.reading.advance(kv_lease.ReadAborted)
+        if self.preparing is not None:
+            self.preparing.cancel()
+            self.preparing = None
+            if self.reading is not None:
+                self.reading.advance(kv_lease.ReadAborted)
 
     def stepped(self, batch_size: int, stats: Mapping[str, HopStats], started_ns: int) -> None:
         """It had part in a step. Shards' costs are those of the whole step, which its sequences share."""
@@ -107,7 +116,8 @@ class DecodeLease:
         if counts is not None:
             counts.catch_up(output_ids)
         row = SamplingRow(self.order.params, sequence.num_tokens, self.order.prompt_ids, output_ids, counts=counts)
-        return TokenChoice(row, limits.script.choice(index) if limits.script else None)
+        mask = self.ruler.next_mask(output_ids) if self.ruler else None
+        return TokenChoice(row, limits.script.choice(index) if limits.script else None, mask)
 
 
 def new_lease(order: Order, geometry: KvGeometry, model_revision: str, worker_id: str, span: Span) -> DecodeLease:

@@ -8,7 +8,7 @@ once more.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -17,6 +17,7 @@ from meshfire.model.interface import CausalLM, ExpertBackend, ForwardBatch, KvVi
 from meshfire.model.prompt_scores import score
 from meshfire.model.sampling import Sampled, SamplingRow, TokenLogprobs, sample
 from meshfire.model.sampling_logprobs import logprobs_of
+from services.decode.rules import NextMask
 
 
 @dataclass(frozen=True)
@@ -26,6 +27,12 @@ class TokenChoice:
     row: SamplingRow
     #: test hook: the token that is chosen instead of the sampled one
     forced: int | None = None
+    #: of the sequence's rule; computed while the model runs
+    mask: NextMask | None = None
+
+    def masked_row(self) -> SamplingRow:
+        """With the mask, which is waited for. Raises BadInput for a rule that cannot be followed any further."""
+        return self.row if self.mask is None else replace(self.row, allowed=self.mask.result())
 
 
 @dataclass(frozen=True)
@@ -62,7 +69,7 @@ class StepResult:
 
 
 def run_step(model: CausalLM, kv: KvView, experts: ExpertBackend, plan: StepPlan) -> StepResult:
-    """Run a plan. Raises what the experts raise."""
+    """Run a plan. Raises what the experts and the masks raise."""
     hidden = None if plan.batch is None else model.forward(plan.batch, kv, experts)  # [T, H]
     scores = []
     for one in plan.scorings:
@@ -75,7 +82,7 @@ def _sampled(model: CausalLM, plan: StepPlan, hidden: Tensor | None) -> list[Sam
     if not plan.choices:
         return []
     logits = model.logits(_chosen_from(plan, hidden))  # [C, V]
-    sampled = sample(logits, [choice.row for choice in plan.choices])
+    sampled = sample(logits, [choice.masked_row() for choice in plan.choices])
     return [
         one if choice.forced is None else _force(choice.row, choice.forced, logits[row : row + 1])
         for row, (one, choice) in enumerate(zip(sampled, plan.choices, strict=True))

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from meshfire.api.common.v1 import kv_pb2 as _kv_pb2
+from meshfire.api.common.v1 import output_rule_pb2 as _output_rule_pb2
 from meshfire.api.common.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
 import sys
@@ -753,6 +754,8 @@ class DecodeWork(_message.Message):
     SCRIPTED_FIELD_NUMBER: _builtins.int
     SCRIPT_ENDS_WITH_EOS_FIELD_NUMBER: _builtins.int
     NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    SCRIPT_WANTS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Of these, the prompt's."""
     cache_salt: _builtins.str
@@ -767,6 +770,8 @@ class DecodeWork(_message.Message):
     """Test hook: after the script, true = an end token, else the output ends for its length."""
     num_prompt_logprobs: _builtins.int
     """Only without kv_lease_id, as in PrefillWork: tell the log-probabilities of the prompt."""
+    script_wants: _builtins.bytes
+    """Test hook: instead of script_token_ids, the bytes of a text that is said in the longest tokens that the rule allows."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt and the tokens generated so far; their KV is at kv_address, that of the last one included. Without
@@ -781,6 +786,10 @@ class DecodeWork(_message.Message):
     def script_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Test hook: token ids to choose, one a step, the prompt's output from its start."""
 
+    @_builtins.property
+    def rule(self) -> _output_rule_pb2.OutputRule:
+        """What the output must look like, as the tokenizer filled it in. A worker that takes over replays the output so far."""
+
     def __init__(
         self,
         *,
@@ -794,13 +803,20 @@ class DecodeWork(_message.Message):
         scripted: _builtins.bool = ...,
         script_ends_with_eos: _builtins.bool = ...,
         num_prompt_logprobs: _builtins.int | None = ...,
+        rule: _output_rule_pb2.OutputRule | None = ...,
+        script_wants: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "num_prompt_logprobs", b"num_prompt_logprobs", "sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "_script_wants", b"_script_wants", "num_prompt_logprobs", b"num_prompt_logprobs", "rule", b"rule", "sampling", b"sampling", "script_wants", b"script_wants"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "cache_salt", b"cache_salt", "kv_address", b"kv_address", "kv_lease_id", b"kv_lease_id", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "sampling", b"sampling", "script_ends_with_eos", b"script_ends_with_eos", "script_token_ids", b"script_token_ids", "scripted", b"scripted", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "_script_wants", b"_script_wants", "cache_salt", b"cache_salt", "kv_address", b"kv_address", "kv_lease_id", b"kv_lease_id", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "rule", b"rule", "sampling", b"sampling", "script_ends_with_eos", b"script_ends_with_eos", "script_token_ids", b"script_token_ids", "script_wants", b"script_wants", "scripted", b"scripted", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__script_wants: _TypeAlias = _typing.Literal["script_wants"]  # noqa: Y015
+    _WhichOneofArgType__script_wants: _TypeAlias = _typing.Literal["_script_wants", b"_script_wants"]  # noqa: Y015
+    @_typing.overload
     def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__script_wants) -> _WhichOneofReturnType__script_wants | None: ...
 
 Global___DecodeWork: _TypeAlias = DecodeWork  # noqa: Y015
