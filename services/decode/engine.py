@@ -32,6 +32,7 @@ from services.decode.instruments import DecodeInstruments
 from services.decode.lease import DecodeLease, new_lease, remaining_s
 from services.decode.order import Order
 from services.decode.ports import Reader
+from services.decode.rules import RuleBook
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.trace import end_lease_span, start_lease_span
@@ -63,6 +64,7 @@ class DecodeEngine:
         table: LeaseTable,
         reader: Reader,
         stepper: Stepper,
+        rules: RuleBook,
         experts: Experts,
         tracer: Tracer,
         instruments: DecodeInstruments,
@@ -71,6 +73,7 @@ class DecodeEngine:
         self._table = table
         self._reader = reader
         self._stepper = stepper
+        self._rules = rules
         self._experts = experts
         self._tracer = tracer
         self._instruments = instruments
@@ -154,9 +157,22 @@ class DecodeEngine:
             return
         for lease in self._table.admit():
             name = f"read-kv {lease.order.key.request_id}"
-            lease.read_task = self._group.create_task(self._read(lease), name=name)
+            lease.read_task = self._group.create_task(self._prepare(lease), name=name)
         scheduler = self._table.scheduler
         self._link.set_credit(0 if self._draining else max(0, scheduler.num_slots), scheduler.num_spare_blocks)
+
+    async def _prepare(self, lease: DecodeLease) -> None:
+        """Open its rule, then read its KV: others step meanwhile."""
+        order = lease.order
+        if order.rule is not None:
+            scripted = order.limits.script is not None
+            try:
+                lease.ruler = await self._rules.open(order.rule, in_reasoning=order.in_reasoning, may_break=scripted)
+            except MeshfireError as error:
+                lease.read_task = None
+                self._fail(lease, error, retryable=error.retryable)
+                return
+        await self._read(lease)
 
     async def _read(self, lease: DecodeLease) -> None:
         sequence = lease.sequence

@@ -25,6 +25,7 @@ from meshfire.sched.sequence import Sequence as TokenSequence
 from meshfire.telemetry.spans import traceparent_of
 from meshfire.worker.hop import HopStats
 from services.decode.order import Order
+from services.decode.rules import OutputRuler
 from services.decode.step import StepPlan, TokenChoice
 
 
@@ -43,6 +44,8 @@ class DecodeLease:
     #: [H] of the last token, until the first step has used it
     last_hidden: Tensor | None = None
     kv_bytes: int = 0
+    #: holds its output to the order's rule, from before the first step
+    ruler: OutputRuler | None = None
     #: the fault has acted
     struck: bool = False
     ended: bool = False
@@ -91,7 +94,8 @@ class DecodeLease:
         if counts is not None:
             counts.catch_up(output_ids)
         row = SamplingRow(self.order.params, sequence.num_tokens, self.order.prompt_ids, output_ids, counts=counts)
-        return TokenChoice(row, limits.script.choice(index) if limits.script else None)
+        mask = self.ruler.next_mask(output_ids) if self.ruler else None
+        return TokenChoice(row, limits.script.choice(index) if limits.script else None, mask)
 
 
 def new_lease(order: Order, geometry: KvGeometry, model_revision: str, worker_id: str, span: Span) -> DecodeLease:

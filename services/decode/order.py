@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
+from meshfire.grammar.rules import OutputRule
 from meshfire.model.sampling import SamplingParams
 from meshfire.worker.faults import Fault
 from meshfire.worker.lease_key import LeaseKey
@@ -29,6 +30,10 @@ class Order:
     params: SamplingParams
     limits: OutputLimits
     fault: Fault | None = None
+    #: what the output must look like; None = nothing is bound
+    rule: OutputRule | None = None
+    #: the output begins inside the reasoning, which stays free
+    in_reasoning: bool = False
 
     @cached_property
     def prompt_ids(self) -> tuple[int, ...]:

@@ -18,6 +18,7 @@ from services.decode.config import DecodeSettings
 from services.decode.engine import DecodeEngine, Identity
 from services.decode.instruments import DecodeInstruments
 from services.decode.kv_reader import KvReader
+from services.decode.rules import RuleBook
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.wire import WorkerFacts
@@ -28,7 +29,9 @@ async def build(settings: DecodeSettings, mesh: Mesh) -> AsyncIterator[Service]:
     """Load the model, find the experts, connect to the routers."""
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(model_worker("decode", settings, mesh))
-        parts = _Parts(settings, worker)
+        rules = await asyncio.to_thread(RuleBook.load, settings.model_dir, worker.model.vocab_size)
+        stack.push_async_callback(asyncio.to_thread, rules.close)
+        parts = _Parts(settings, worker, rules)
         link = WorkerLink(parts.hello(), parts.engine, mesh.registry, mesh.channels)
         tasks = [
             mesh.tasks.create_task(parts.engine.run(link), name="decode-engine"),
@@ -48,7 +51,7 @@ async def _stopped(tasks: Sequence[asyncio.Task[None]]) -> None:
 class _Parts:
     """The worker's parts, wired."""
 
-    def __init__(self, settings: DecodeSettings, worker: ModelWorker) -> None:
+    def __init__(self, settings: DecodeSettings, worker: ModelWorker, rules: RuleBook) -> None:
         self._worker = worker
         mesh, model, facts = worker.mesh, worker.model, worker.facts
         geometry = model.geometry
@@ -85,7 +88,8 @@ class _Parts:
         )
         stepper = Stepper(model, store, worker.thread, worker.experts, table, settings.step_timeout_s, instruments)
         identity = Identity(worker.worker_id, mesh.instance_id, self._limits, facts.revision, geometry)
-        self.engine = DecodeEngine(identity, table, reader, stepper, worker.experts, mesh.telemetry.tracer, instruments)
+        tracer = mesh.telemetry.tracer
+        self.engine = DecodeEngine(identity, table, reader, stepper, rules, worker.experts, tracer, instruments)
 
     def hello(self) -> work_pb.WorkerHello:
         """Who this worker is, for the routers."""

@@ -7,7 +7,7 @@ but KV rows, and those only to what they will be again if it is repeated: a step
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -15,6 +15,7 @@ from torch import Tensor
 from meshfire.model.interface import CausalLM, ExpertBackend, ForwardBatch, KvView
 from meshfire.model.sampling import Sampled, SamplingRow, sample
 from meshfire.model.sampling_logprobs import logprobs_of
+from services.decode.rules import NextMask
 
 
 @dataclass(frozen=True)
@@ -24,6 +25,12 @@ class TokenChoice:
     row: SamplingRow
     #: test hook: the token that is chosen instead of the sampled one
     forced: int | None = None
+    #: of the sequence's rule; computed while the model runs
+    mask: NextMask | None = None
+
+    def masked_row(self) -> SamplingRow:
+        """With the mask, which is waited for. Raises BadInput for a rule that cannot be followed any further."""
+        return self.row if self.mask is None else replace(self.row, allowed=self.mask.result())
 
 
 @dataclass(frozen=True)
@@ -39,9 +46,9 @@ class StepPlan:
 
 
 def run_step(model: CausalLM, kv: KvView, experts: ExpertBackend, plan: StepPlan) -> list[Sampled]:
-    """The next token of each sequence of `plan`. Raises what the experts raise."""
+    """The next token of each sequence of `plan`. Raises what the experts and the masks raise."""
     logits = model.logits(_last_hidden(model, kv, experts, plan))  # [B, V]
-    sampled = sample(logits, [choice.row for choice in plan.choices])
+    sampled = sample(logits, [choice.masked_row() for choice in plan.choices])
     return [
         one if choice.forced is None else _force(choice.row, choice.forced, logits[row : row + 1])
         for row, (one, choice) in enumerate(zip(sampled, plan.choices, strict=True))

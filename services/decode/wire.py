@@ -14,6 +14,7 @@ from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import BadInput, DeadlineExceeded, InvalidPrompt, PromptTooLong, TestHooksOff
 from meshfire.model.sampling import SamplingParams
+from meshfire.rpc import output_rule
 from meshfire.worker.faults import rehearsed
 from meshfire.worker.lease_key import LeaseKey
 from services.decode.ending import OutputLimits, Script
@@ -64,6 +65,8 @@ def order_from(router_id: str, lease: pb.Lease, facts: WorkerFacts, *, now: floa
         params=params,
         limits=_limits_from(work, params, facts),
         fault=rehearsed(lease.fault, epoch=lease.epoch, hooks_on=facts.hooks_on),
+        rule=output_rule.from_wire(work.rule) if work.HasField("rule") else None,
+        in_reasoning=work.rule.after_reasoning,
     )
 
 
@@ -103,6 +106,7 @@ def _limits_from(work: pb.DecodeWork, params: SamplingParams, facts: WorkerFacts
         max_tokens=work.sampling.max_tokens,
         max_context_tokens=facts.max_context_tokens,
         end_token_ids=frozenset((*params.end_token_ids, *params.stop_token_ids)),
+        rule_end_ids=frozenset(facts.end_token_ids) if work.HasField("rule") else frozenset(),
         min_tokens=params.min_tokens,
         script=_script_from(work, facts),
     )

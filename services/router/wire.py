@@ -117,10 +117,16 @@ def priority_from(value: int) -> Priority:
 def tokenize_request_from(
     request: inference_pb.GenerateRequest | inference_pb.CountTokensRequest,
 ) -> tokenizer_pb.TokenizeRequest:
-    """A prompt as the tokenizer wants it. Call only for chats and texts."""
-    if request.WhichOneof("prompt") == "chat":
-        return tokenizer_pb.TokenizeRequest(model=request.model, chat=request.chat)
-    return tokenizer_pb.TokenizeRequest(model=request.model, text=request.text)
+    """A prompt and the rule of its output as the tokenizer wants them; token ids need no encoding."""
+    wanted = tokenizer_pb.TokenizeRequest(model=request.model)
+    kind = request.WhichOneof("prompt")
+    if kind == "chat":
+        wanted.chat.CopyFrom(request.chat)
+    elif kind == "text":
+        wanted.text = request.text
+    if isinstance(request, inference_pb.GenerateRequest) and request.HasField("rule"):
+        wanted.rule.CopyFrom(request.rule)
+    return wanted
 
 
 def delta_to(

@@ -20,6 +20,7 @@ from meshfire.sched.policy import Scheduler
 from meshfire.telemetry.setup import Telemetry, configure
 from services.decode.engine import DecodeEngine, Identity
 from services.decode.instruments import DecodeInstruments
+from services.decode.rules import RuleBook
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.wire import WorkerFacts
@@ -139,13 +140,15 @@ def start_worker(telemetry: Telemetry, spans: InMemorySpanExporter) -> StartWork
         identity = Identity("decode-0.abc", "decode-0", facts, "rev", GEOMETRY)
         with ModelThread("test-model") as thread:
             stepper = Stepper(model, store, thread, experts, table, 10.0, instruments)
-            engine = DecodeEngine(identity, table, reader, stepper, experts, telemetry.tracer, instruments)
+            rules = RuleBook(None)
+            engine = DecodeEngine(identity, table, reader, stepper, rules, experts, telemetry.tracer, instruments)
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(engine.run(link), name="decode-engine")
                 await link.until(lambda: link.credit != (0, 0))
                 yield Worker(engine, table, pool, reader, model, experts, link, telemetry, spans)
                 model.may_run.set()
                 running.cancel()
+            rules.close()
         pool.check()
         assert pool.num_free == num_blocks
 

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from meshfire.api.common.v1 import kv_pb2 as _kv_pb2
+from meshfire.api.common.v1 import output_rule_pb2 as _output_rule_pb2
 from meshfire.api.common.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
 import sys
@@ -714,6 +715,8 @@ class DecodeWork(_message.Message):
     SCRIPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SCRIPTED_FIELD_NUMBER: _builtins.int
     SCRIPT_ENDS_WITH_EOS_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    SCRIPT_WANTS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Of these, the prompt's."""
     cache_salt: _builtins.str
@@ -726,6 +729,8 @@ class DecodeWork(_message.Message):
     """Test hook: true = a script is in force (it may be empty)."""
     script_ends_with_eos: _builtins.bool
     """Test hook: after the script, true = an end token, else the output ends for its length."""
+    script_wants: _builtins.bytes
+    """Test hook: instead of script_token_ids, the bytes of a text that is said in the longest tokens that the rule allows."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt and the tokens generated so far; their KV is at kv_address, that of the last one included."""
@@ -737,6 +742,10 @@ class DecodeWork(_message.Message):
     @_builtins.property
     def script_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Test hook: token ids to choose, one a step, the prompt's output from its start."""
+
+    @_builtins.property
+    def rule(self) -> _output_rule_pb2.OutputRule:
+        """What the output must look like, as the tokenizer filled it in. A worker that takes over replays the output so far."""
 
     def __init__(
         self,
@@ -750,11 +759,15 @@ class DecodeWork(_message.Message):
         script_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         scripted: _builtins.bool = ...,
         script_ends_with_eos: _builtins.bool = ...,
+        rule: _output_rule_pb2.OutputRule | None = ...,
+        script_wants: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_script_wants", b"_script_wants", "rule", b"rule", "sampling", b"sampling", "script_wants", b"script_wants"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "kv_address", b"kv_address", "kv_lease_id", b"kv_lease_id", "num_prompt_tokens", b"num_prompt_tokens", "sampling", b"sampling", "script_ends_with_eos", b"script_ends_with_eos", "script_token_ids", b"script_token_ids", "scripted", b"scripted", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_script_wants", b"_script_wants", "cache_salt", b"cache_salt", "kv_address", b"kv_address", "kv_lease_id", b"kv_lease_id", "num_prompt_tokens", b"num_prompt_tokens", "rule", b"rule", "sampling", b"sampling", "script_ends_with_eos", b"script_ends_with_eos", "script_token_ids", b"script_token_ids", "script_wants", b"script_wants", "scripted", b"scripted", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__script_wants: _TypeAlias = _typing.Literal["script_wants"]  # noqa: Y015
+    _WhichOneofArgType__script_wants: _TypeAlias = _typing.Literal["_script_wants", b"_script_wants"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__script_wants) -> _WhichOneofReturnType__script_wants | None: ...
 
 Global___DecodeWork: _TypeAlias = DecodeWork  # noqa: Y015
