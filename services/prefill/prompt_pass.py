@@ -20,6 +20,7 @@ from meshfire.kv.hashing import chain_hashes
 from meshfire.kv.store import KvStore
 from meshfire.kv.transfer import KvManifest
 from meshfire.model.interface import CausalLM
+from meshfire.model.prompt_scores import score
 from meshfire.model.sampling import TokenLogprobs
 from meshfire.runtime.model_thread import ModelThread
 from meshfire.telemetry import names
@@ -30,7 +31,6 @@ from services.prefill.blocks import SequenceBlocks
 from services.prefill.chunks import Chunk, batch_of, chunks_of
 from services.prefill.instruments import PrefillInstruments
 from services.prefill.prompt import Prefilled, Prompt, Stop
-from services.prefill.scoring import score
 from services.prefill.under_way import Flight, UnderWay
 
 
@@ -131,7 +131,9 @@ class PromptPass:
         hidden = self.model.forward(batch, self.store, session)
         scored: list[TokenLogprobs] = []
         if prompt.num_logprobs is not None:
-            scored = score(self.model, hidden, chunk, prompt.token_ids, prompt.num_logprobs)
+            # The prompt's last token is followed by nothing: that place is the output's.
+            following = prompt.token_ids[chunk.start + 1 : chunk.stop + 1]
+            scored = score(self.model, hidden, following, prompt.num_logprobs)
         return hidden[-1].clone(), scored, time.perf_counter() - started
 
     async def _rehearse(self, fault: Fault | None, chunk: Chunk, stop: Stop) -> None:

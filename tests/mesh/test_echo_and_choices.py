@@ -15,7 +15,7 @@ import torch
 from meshfire.client import Finished, PromptPart, Sampling
 from meshfire.telemetry import names
 from meshfire.text.tokenizer import load_tokenizer
-from services.prefill import wire
+from meshfire.worker import prompt_logprobs
 from services.router import prompt_echo
 from tests import oracles
 from tests.mesh.asking import ask, post
@@ -131,7 +131,7 @@ async def test_a_long_prompt_is_told_in_parts_that_fit_together(
     mesh: InProcessMesh, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to the last token of the context window, which an output would need."""
-    monkeypatch.setattr(wire, "LOGPROBS_PER_MESSAGE", 77)
+    monkeypatch.setattr(prompt_logprobs, "LOGPROBS_PER_MESSAGE", 77)
     monkeypatch.setattr(prompt_echo, "PART_TOKENS", 100)
     ids = torch.randint(0, 256, (512,), generator=torch.Generator().manual_seed(2)).tolist()
     expected = expected_logprobs(checkpoint, ids)
