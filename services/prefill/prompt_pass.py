@@ -1,7 +1,8 @@
 """The prompt pass: token ids in, KV blocks and the last hidden state out, in chunks on the model thread.
 
 Owns the order of steps and what holds between them: waiting for equal prompts, cancel, deadline, faults, publishing,
-spans. Knows neither the router nor readers. Several prompts may be under way; the model thread takes their chunks in turn.
+spans. Knows neither the router nor readers. Several prompts may be under way; the model thread takes their chunks in
+turn.
 """
 
 from __future__ import annotations
