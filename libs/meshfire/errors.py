@@ -19,6 +19,7 @@
     ├── TestHooksOff             PERMISSION_DENIED
     ├── Exhausted                RESOURCE_EXHAUSTED   try again later; `retry_after_s` says when
     │   ├── QueueFull
+    │   ├── OutOfCapacity
     │   └── NoFreeBlocks
     ├── Unavailable              UNAVAILABLE          another replica, or the same later, may do it
     │   ├── ShardUnavailable
@@ -160,6 +161,10 @@ class Exhausted(MeshfireError):
 
 class QueueFull(Exhausted):
     """The queue's bound is reached."""
+
+
+class OutOfCapacity(Exhausted):
+    """The request would have to wait for longer than it can."""
 
 
 class NoFreeBlocks(Exhausted):

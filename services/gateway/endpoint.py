@@ -16,7 +16,7 @@ from starlette.datastructures import Headers
 from starlette.types import Receive, Scope, Send
 
 from meshfire.api.router.v1 import inference_service_pb2 as pb
-from services.gateway import sse
+from services.gateway import receipt, sse
 from services.gateway.access.door import Door
 from services.gateway.access.visitor import Visitor
 from services.gateway.dialect import Dialect, Job, Json, Renderer
@@ -84,6 +84,7 @@ class GenerateEndpoint:
         affinity = affinity_in(headers)
         for call in job.calls:
             call.request.session_key = affinity or call.request.session_key
+            call.request.cache_salt = visitor.cache_salt(call.request.cache_salt)
         outputs = [Output(index, call.prompt_index) for index, call in enumerate(job.calls)]
         seen.outputs = outputs
         answer = _Answer(job, outputs, seen)
@@ -143,7 +144,8 @@ class _Answer:
             await reply.close_stream(sse.events(renderer.closing(self._outputs)) + sse.DONE)
         else:
             headers = {NEURONS_HEADER: f"{total(self._outputs).neurons:.2f}"}
-            await reply.json(200, renderer.whole(self._outputs), headers)
+            receipts = [output.finished.receipt for output in self._outputs if output.finished is not None]
+            await reply.json(200, renderer.whole(self._outputs), headers | receipt.header(receipts))
 
     def _may_begin(self, held: Sequence[tuple[Output, Piece]]) -> bool:
         if not all(output.started for output in self._outputs):

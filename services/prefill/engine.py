@@ -17,6 +17,7 @@ from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import Cancelled, Draining, InternalError, MeshfireError, QueueFull, Unavailable
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import span
+from meshfire.worker import prompt_logprobs
 from meshfire.worker.lease_key import LeaseKey
 from meshfire.worker.link import failure_of
 from meshfire.worker.ports import Link
@@ -50,6 +51,7 @@ class PrefillEngine:
         self._tasks = tasks
         self._link: Link | None = None
         self._running: dict[LeaseKey, Stop] = {}
+        self._pending_tokens: dict[LeaseKey, int] = {}
         self._draining = False
         #: set while no prompt is under way
         self.idle = asyncio.Event()
@@ -64,7 +66,7 @@ class PrefillEngine:
         """Tell the routers how much room there is now."""
         num_slots = 0 if self._draining else self._admission.max_leases - len(self._running)
         if self._link is not None:
-            self._link.set_credit(num_slots, self._pass.pool.num_free)
+            self._link.set_credit(num_slots, self._pass.pool.num_free, sum(self._pending_tokens.values()))
 
     def on_lease(self, router_id: str, lease: pb.Lease) -> None:
         """Start a prompt. Raises Draining, QueueFull, InvalidPrompt, PromptTooLong, TestHooksOff, BadInput."""
@@ -74,6 +76,8 @@ class PrefillEngine:
         self._check_room()
         self._admission.limits.check(prompt.token_ids)
         stop = self._running[prompt.key] = Stop(prompt.deadline)
+        # What its prefix saves is known only later: until then the whole prompt counts.
+        self._pending_tokens[prompt.key] = len(prompt.token_ids)
         self.idle.clear()
         self.update_credit()
         self._tasks.create_task(self._serve(prompt, stop), name=f"prefill {prompt.key.request_id}")
@@ -130,6 +134,7 @@ class PrefillEngine:
                 self._send(prompt, message)
         finally:
             del self._running[prompt.key]
+            del self._pending_tokens[prompt.key]
             if not self._running:
                 self.idle.set()
             self.update_credit()
@@ -163,7 +168,10 @@ class PrefillEngine:
             lease = self._shelf.offer(prompt, prefilled)
             _describe(lease_span, prefilled, lease.lease_id)
         self._pass.instruments.prefix_reused(prefilled.num_cached_tokens)
-        return [*wire.logprobs_of(prompt, prefilled), wire.offer_of(prompt, prefilled, lease)]
+        return [
+            *prompt_logprobs.messages_of(prompt.key, 1, prefilled.logprobs),
+            wire.offer_of(prompt, prefilled, lease),
+        ]
 
     def _send(self, prompt: Prompt, message: pb.WorkRequest) -> None:
         if self._link is not None:

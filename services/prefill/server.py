@@ -10,6 +10,7 @@ import grpc.aio
 from meshfire.api.prefill.v1 import prefill_service_pb2, prefill_service_pb2_grpc
 from meshfire.api.router.v1 import work_service_pb2 as work_pb
 from meshfire.kv.block_pool import BlockPool
+from meshfire.kv.journal import BlockJournal
 from meshfire.kv.lease import LeaseTimeouts
 from meshfire.runtime.serve import Mesh, Service
 from meshfire.worker.link import WorkerLink
@@ -21,6 +22,7 @@ from services.prefill.prompt import PromptLimits
 from services.prefill.prompt_pass import PromptPass
 from services.prefill.servicer import PrefillServicer
 from services.prefill.shelf import KvShelf
+from services.prefill.under_way import UnderWay
 
 SERVICE_NAME = prefill_service_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name
 
@@ -32,7 +34,7 @@ async def build(settings: PrefillSettings, mesh: Mesh) -> AsyncIterator[Service]
         worker = await stack.enter_async_context(model_worker("prefill", settings, mesh))
         parts = _Parts(settings, worker)
         stack.push_async_callback(parts.engine.close)
-        link = WorkerLink(parts.hello(), parts.engine, mesh.registry, mesh.channels)
+        link = WorkerLink(parts.hello(), parts.engine, mesh.registry, mesh.channels, journal=parts.journal)
         parts.engine.attach(link)
         mesh.tasks.create_task(link.run(), name="worker-link")
         mesh.tasks.create_task(parts.shelf.expire(), name="kv-expiry")
@@ -46,7 +48,8 @@ class _Parts:
         self._worker = worker
         mesh, model = worker.mesh, worker.model
         self._store = worker.store
-        pool = BlockPool(self._store.num_blocks)
+        self.journal = BlockJournal()
+        pool = BlockPool(self._store.num_blocks, self.journal)
         self._instruments = PrefillInstruments(mesh.telemetry.meter)
         timeouts = LeaseTimeouts(settings.offer_ttl_s, settings.grant_ttl_s, settings.read_ttl_s)
         self.shelf = KvShelf(
@@ -64,6 +67,7 @@ class _Parts:
             model_revision=worker.facts.revision,
             store=self._store,
             pool=pool,
+            under_way=UnderWay(),
             thread=worker.thread,
             experts=worker.experts,
             chunk_tokens=settings.chunk_tokens,

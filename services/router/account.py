@@ -120,6 +120,8 @@ class Account:
         span.set_attribute(names.ATTR_ATTEMPT, active.life.epoch)
         span.set_attribute(names.ATTR_KV_BYTES, receipt.kv_bytes)
         span.set_attribute(names.ATTR_QUEUE_WAIT_MS, receipt.queue_ms)
+        span.set_attribute(names.ATTR_PLACEMENT, receipt.placement)
+        span.set_attribute(names.ATTR_TOKENS_CACHED_EXPECTED, receipt.num_cached_expected)
         span.set_attribute(names.ATTR_WORKER_ID, [facts.worker_id for facts in active.workers.values()])
 
     def close(self, outcome: str) -> None:
@@ -148,6 +150,9 @@ def receipt_of(active: ActiveRequest) -> pb.RoutingReceipt:
         num_failovers=active.life.num_failures,
         queue_ms=round(active.queue_s * 1000),
         kv_bytes=kv_bytes,
+        placement=active.first_prefill.reason if active.first_prefill is not None else "",
+        num_cached_expected=active.first_prefill.num_cached_expected if active.first_prefill is not None else 0,
+        predicted_queue_ms=round(active.work.outlook.wait_s * 1000),
     )
 
 

@@ -15,10 +15,10 @@ from typing import Any, Protocol
 from services.router import leases
 from services.router import lifecycle_events as ev
 from services.router.desk import Desk
-from services.router.lease_queue import Ticket
 from services.router.lifecycle import ENDED, Life, Limits, apply, begin
 from services.router.lifecycle_events import Stage
 from services.router.output import Logprobs, OutputToken
+from services.router.tickets import Ticket
 from services.router.work import Work
 from services.router.workers import WorkerFacts
 
@@ -63,6 +63,8 @@ class ActiveRequest:
         self.last_offer: ev.Offer | None = None
         #: the last workers that had it, by stage
         self.workers: dict[Stage, WorkerFacts] = {}
+        #: how the prompt was placed the first time
+        self.first_prefill: ev.LeasePrefill | None = None
         self.ending: ev.Ending | None = None
         self.queue_s = 0.0
         self._desk = desk
@@ -134,7 +136,12 @@ class ActiveRequest:
             model=self.work.model,
             stage=action.stage,
             num_tokens=len(self.work.prompt) + len(self.tokens) + (1 if decode else 0),
+            tenant=self.work.tenant,
+            admitted_s=self.work.admitted_s,
+            deadline_s=self.work.deadline_s,
+            resumed=action.epoch > 1,
             session_key=self.work.session_key,
+            block_hashes=() if decode else self.work.block_hashes,
             avoid=self.life.avoid,
             revision=prefill_facts.revision if prefill_facts is not None and self.tokens else None,
             kv_owner=prefill_facts if decode else None,
@@ -164,6 +171,7 @@ class ActiveRequest:
 
     def _lease_prefill(self, action: ev.LeasePrefill) -> None:
         self._placed(Stage.PREFILL, action.worker_id)
+        self.first_prefill = self.first_prefill or action
         score = len(self.prompt_logprobs) < self.work.num_scored
         lease = leases.prefill_lease(self.work, action.epoch, self.tokens, self._remaining_ms(), score=score)
         self._desk.send(action.worker_id, lease)

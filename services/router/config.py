@@ -22,6 +22,8 @@ class RouterSettings(ServiceSettings):
     max_queued_requests: int = Field(default=256, ge=0)
     #: Prompt tokens of those requests together.
     max_queued_prompt_tokens: int = Field(default=2_000_000, ge=1)
+    #: Asynchronous work that has waited for so long counts as online.
+    ageing_s: float = Field(default=600.0, ge=0)
     #: Wait for workers of a model that was served before and has none now.
     worker_wait_s: float = Field(default=10.0, ge=0)
     #: An offered KV is granted until this long before its owner would free it.

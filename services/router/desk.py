@@ -12,12 +12,15 @@ from collections.abc import Callable
 from typing import Protocol
 
 from meshfire.api.router.v1 import work_service_pb2 as pb
-from meshfire.errors import WorkerLost
+from meshfire.errors import OutOfCapacity, WorkerLost
+from services.router import forecast
 from services.router import lifecycle_events as ev
-from services.router.lease_queue import LeaseQueue, Priority, Ticket
+from services.router.lease_queue import LeaseQueue
 from services.router.lifecycle_events import Stage
-from services.router.pace import Pace
-from services.router.placement import Crowd, Wait, choose
+from services.router.outlook import Newcomer, Outlook
+from services.router.placement import Crowd, Placement, Wait, choose
+from services.router.running import Running
+from services.router.tickets import Priority, Ticket
 from services.router.workers import Worker, WorkerTable
 
 _log = logging.getLogger(__name__)
@@ -33,22 +36,56 @@ class Party(Protocol):
 class Desk:
     """`send` reaches a worker's stream; `clock` is monotonic, in seconds."""
 
-    def __init__(self, *, max_requests: int, max_tokens: int, clock: Callable[[], float]) -> None:
+    def __init__(
+        self, *, max_requests: int, max_tokens: int, clock: Callable[[], float], ageing_s: float = float("inf")
+    ) -> None:
         self.workers = WorkerTable()
         self._bounds = (max_requests, max_tokens)
+        self._ageing_s = ageing_s
         self._clock = clock
+        self._running = Running(clock)
         self._arrivals = itertools.count(1)
         self._queues: dict[tuple[str, Stage], LeaseQueue] = {}
-        self._paces: dict[str, Pace] = {}
+        #: waiting requests for which an asynchronous lease was taken back
+        self._room_made: set[str] = set()
         self._parties: dict[str, Party] = {}
         self._senders: dict[Worker, Callable[[pb.WorkResponse], None]] = {}
 
     # --- requests
 
-    def admit(self, model: str, priority: Priority, num_tokens: int) -> None:
-        """QueueFull unless another request may wait for prefill."""
-        queue = self._queue(model, Stage.PREFILL)
-        queue.admit(priority, num_tokens, self._pace(model).wait_s(len(queue) + 1))
+    def admit(self, newcomer: Newcomer) -> Outlook:
+        """How long it will wait. Raises QueueFull or OutOfCapacity, with when to come again."""
+        queue = self._queue(newcomer.model, Stage.PREFILL)
+        outlook = self.outlook(newcomer)
+        queue.admit(newcomer.priority, newcomer.num_tokens, outlook.retry_after_s(0.0))
+        outlook.check(newcomer, self._clock())
+        return outlook
+
+    def outlook(self, newcomer: Newcomer) -> Outlook:
+        """What a newcomer has before it. Asynchronous leases count as free slots for who is online."""
+        kind, now_s = (newcomer.model, Stage.PREFILL), self._clock()
+        before = self._queue(*kind).before(newcomer.priority, newcomer.tenant, newcomer.num_tokens, now_s)
+        gives_way = newcomer.priority is Priority.ONLINE
+        runs = [run for run in self._running.of(kind) if not (gives_way and run.ticket.priority > newcomer.priority)]
+        num_free = self._num_free(kind) + self._running.count(kind) - len(runs)
+        service = self._running.service(kind)
+        wait_s = forecast.wait_s(
+            service,
+            num_free=num_free,
+            running=[run.progress(now_s) for run in runs],
+            before=[ticket.num_tokens for ticket in before],
+        )
+        service_s = service.expected(newcomer.num_tokens)
+        if wait_s == float("inf"):  # every slot is another router's: they come free at about the pace of ours
+            wait_s = service_s
+        decode_s = self._running.service((newcomer.model, Stage.DECODE)).expected(newcomer.num_tokens)
+        waits = bool(before) or num_free <= 0
+        return Outlook(len(before) + 1 if waits else 0, wait_s if waits else 0.0, service_s + decode_s)
+
+    @property
+    def now_s(self) -> float:
+        """Of its clock."""
+        return self._clock()
 
     def next_arrival(self) -> int:
         """Place in the queue of a request that is admitted now."""
@@ -61,14 +98,17 @@ class Desk:
     def forget(self, request_id: str) -> None:
         """The request is over."""
         self._parties.pop(request_id, None)
+        self._running.gone(request_id)
 
     def enqueue(self, ticket: Ticket) -> None:
         """Let a lease wait; it may be placed before this returns."""
+        self._running.gone(ticket.request_id)
         self._queue(ticket.model, ticket.stage).push(ticket)
         self._place(ticket.model, ticket.stage)
 
     def dequeue(self, ticket: Ticket) -> None:
         """The lease waits no more."""
+        self._room_made.discard(ticket.request_id)
         self._queue(ticket.model, ticket.stage).remove(ticket)
 
     def queue_depths(self) -> dict[tuple[str, Stage], int]:
@@ -108,11 +148,15 @@ class Desk:
 
     def credit(self, worker: Worker, credit: pb.WorkerCredit) -> None:
         """A worker's room changed."""
-        worker.credit(credit.num_slots, credit.num_free_blocks, credit.num_leases_seen)
+        worker.credit(credit.num_slots, credit.num_free_blocks, credit.num_leases_seen, credit.num_pending_tokens)
         self._place(worker.facts.model, worker.facts.stage)
 
     def deliver(self, request_id: str, event: ev.Event) -> None:
         """Hand an event to a request; to one that is over it is old news."""
+        if isinstance(event, ev.Offered | ev.Completed):
+            self._running.done(request_id)
+        elif isinstance(event, ev.LeaseFailed | ev.WorkerGone | ev.Preempted):
+            self._running.gone(request_id)
         party = self._parties.get(request_id)
         if party is None:
             _log.debug("%s for request %s, which is over", type(event).__name__, request_id)
@@ -124,29 +168,68 @@ class Desk:
     def _place(self, model: str, stage: Stage) -> None:
         """Give waiting leases to workers with room, in order."""
         queue = self._queue(model, stage)
-        for ticket in queue:
-            if not any(worker.free_slots > 0 for worker in self.workers.of(model, stage)):
+        for ticket in queue.in_order(self._clock()):
+            if ticket.request_id not in queue:  # what was done for one before it ended this one's wait
+                continue
+            if self._is_too_late(ticket):
+                self.deliver(ticket.request_id, ev.DeadlinePassed(_too_late()))
+                continue
+            if not self._may_place(ticket):
                 return
             crowd = Crowd(self.workers.of(model, Stage.PREFILL), self.workers.of(model, Stage.DECODE))
             choice = choose(ticket, crowd)
+            if isinstance(choice, Placement):
+                self._hand_over(queue, ticket, choice)
+                continue
+            self._make_room(ticket)
             if choice is Wait.NO_BLOCKS:
                 return
-            if isinstance(choice, Worker):
-                self._hand_over(queue, ticket, choice)
 
-    def _hand_over(self, queue: LeaseQueue, ticket: Ticket, worker: Worker) -> None:
-        queue.remove(ticket)
-        worker.lease_sent(worker.blocks_for(ticket.num_tokens))
-        if ticket.stage is Stage.PREFILL:
-            self._pace(ticket.model).left(self._clock())
-        self.deliver(ticket.request_id, ev.Placed(worker.facts.worker_id))
+    def _may_place(self, ticket: Ticket) -> bool:
+        """Whether it is worth looking for a worker: somebody has a slot, or may have one for somebody online."""
+        kind = (ticket.model, ticket.stage)
+        return self._num_free(kind) > 0 or (ticket.priority is Priority.ONLINE and self._preemptible(kind) is not None)
+
+    def _is_too_late(self, ticket: Ticket) -> bool:
+        """Even placed now it would not end in time. What produced tokens already goes on: the client has them."""
+        if ticket.resumed or ticket.stage is not Stage.PREFILL:
+            return False
+        expected_s = self._running.service((ticket.model, ticket.stage)).expected(ticket.num_tokens)
+        return self._clock() + expected_s > ticket.deadline_s
+
+    def _make_room(self, ticket: Ticket) -> None:
+        """Take an asynchronous lease back, once, for somebody online: the youngest, which loses least."""
+        if ticket.priority is not Priority.ONLINE or ticket.request_id in self._room_made:
+            return
+        victim = self._preemptible((ticket.model, ticket.stage))
+        if victim is not None:
+            self._room_made.add(ticket.request_id)
+            self.deliver(victim, ev.Preempted())
+
+    def _preemptible(self, kind: tuple[str, Stage]) -> str | None:
+        runs = [run for run in self._running.of(kind) if run.ticket.priority is Priority.ASYNCHRONOUS]
+        youngest = max(runs, key=lambda run: run.since_s, default=None)
+        return None if youngest is None else youngest.ticket.request_id
+
+    def _num_free(self, kind: tuple[str, Stage]) -> int:
+        return sum(max(0, worker.free_slots) for worker in self.workers.of(*kind))
+
+    def _hand_over(self, queue: LeaseQueue, ticket: Ticket, placement: Placement) -> None:
+        queue.take(ticket)
+        self._room_made.discard(ticket.request_id)
+        worker = placement.worker
+        worker.lease_sent(worker.blocks_for(ticket.num_tokens), ticket.num_tokens - placement.num_cached)
+        self._running.began(ticket, worker.facts.worker_id)
+        placed = ev.Placed(worker.facts.worker_id, placement.reason.value, placement.num_cached)
+        self.deliver(ticket.request_id, placed)
 
     def _queue(self, model: str, stage: Stage) -> LeaseQueue:
         key = (model, stage)
         if key not in self._queues:
             max_requests, max_tokens = self._bounds
-            self._queues[key] = LeaseQueue(max_requests=max_requests, max_tokens=max_tokens)
+            self._queues[key] = LeaseQueue(max_requests=max_requests, max_tokens=max_tokens, ageing_s=self._ageing_s)
         return self._queues[key]
 
-    def _pace(self, model: str) -> Pace:
-        return self._paces.setdefault(model, Pace())
+
+def _too_late() -> OutOfCapacity:
+    return OutOfCapacity("the request waited until its deadline could not be met any more", retry_after_s=1.0)

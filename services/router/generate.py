@@ -121,7 +121,7 @@ class _Generation:
             raise
         self._account.admitted(len(work.prompt))
         self._span.set_attribute(names.ATTR_TOKENS_PROMPT, len(work.prompt))
-        trace = RequestTrace(admission.tracer, self._span, instruments, work.model)
+        trace = RequestTrace(admission.tracer, self._span, instruments, work.model, work.outlook)
         return ActiveRequest(work, admission.desk, self._parts.timing, trace)
 
     async def _stream(self, active: ActiveRequest) -> FinishReason:

@@ -35,6 +35,8 @@ def decode_lease(
     decode.kv_lease_id = offer.kv_lease_id
     decode.kv_address = kv_address
     decode.sampling.CopyFrom(work.sampling)
+    if work.rule is not None:
+        decode.rule.CopyFrom(work.rule)
     if work.script is not None:
         decode.scripted = True
         decode.script_token_ids.extend(work.script.token_ids)

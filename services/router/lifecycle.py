@@ -108,7 +108,8 @@ def apply(life: Life, event: ev.Event) -> Step:
 def _placed(life: Life, event: ev.Placed) -> Step:
     if life.phase is Phase.QUEUED_PREFILL:
         placed = replace(life, phase=Phase.PREFILLING, prefill_worker=event.worker_id)
-        return placed, (ev.LeasePrefill(event.worker_id, life.epoch),)
+        why = (event.reason, event.num_cached_expected)
+        return placed, (ev.LeasePrefill(event.worker_id, life.epoch, *why),)
     if life.phase is Phase.QUEUED_DECODE:
         assert life.prefill_worker is not None
         assert life.offer is not None
@@ -203,6 +204,13 @@ def _worker_lost(life: Life, event: ev.WorkerGone) -> Step:
     return _fail_over(life, event.error, blamed=event.worker_id, released=event.worker_id)
 
 
+def _preempted(life: Life, event: ev.Preempted) -> Step:
+    all_there = life.stop_token_id is not None or life.num_tokens >= life.limits.max_tokens
+    if all_there or life.phase not in (Phase.PREFILLING, Phase.DECODING):
+        return life, ()
+    return _next_epoch(life, Phase.QUEUED_PREFILL)
+
+
 def _offer_expired(life: Life, event: ev.OfferExpired) -> Step:
     if life.phase is not Phase.QUEUED_DECODE or event.epoch != life.epoch:
         return life, ()
@@ -282,6 +290,7 @@ _HANDLERS: dict[type[Any], Callable[[Life, Any], Step]] = {
     ev.Completed: _completed,
     ev.LeaseFailed: _lease_failed,
     ev.WorkerGone: _worker_lost,
+    ev.Preempted: _preempted,
     ev.OfferExpired: _offer_expired,
     ev.RetryDue: _retry_due,
     ev.StopTextFound: _stop_text_found,

@@ -37,6 +37,9 @@ class Placed:
     """A worker with room was found for the queued lease."""
 
     worker_id: str
+    #: why this one, and the cached tokens expected there
+    reason: str = ""
+    num_cached_expected: int = 0
 
 
 @dataclass(frozen=True)
@@ -98,6 +101,11 @@ class WorkerGone:
 
 
 @dataclass(frozen=True)
+class Preempted:
+    """Its lease is taken back for somebody who goes first. No failure: it waits again, with the tokens it has."""
+
+
+@dataclass(frozen=True)
 class OfferExpired:
     """The offered KV is not worth waiting for any more."""
 
@@ -138,6 +146,7 @@ Event: TypeAlias = (
     | Completed
     | LeaseFailed
     | WorkerGone
+    | Preempted
     | OfferExpired
     | RetryDue
     | StopTextFound
@@ -167,6 +176,9 @@ class LeasePrefill:
 
     worker_id: str
     epoch: int
+    #: of the placement
+    reason: str = ""
+    num_cached_expected: int = 0
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ class ModelFacts:
     context_tokens: int
     vocab_size: int
     end_token_ids: frozenset[int]
+    #: of the prefill workers' prefix cache
+    block_tokens: int
 
 
 def facts_of(table: WorkerTable, name: str) -> ModelFacts | None:
@@ -32,6 +34,7 @@ def facts_of(table: WorkerTable, name: str) -> ModelFacts | None:
         context_tokens=min(worker.context_tokens for worker in workers),
         vocab_size=min(worker.vocab_size for worker in workers),
         end_token_ids=workers[0].end_token_ids,
+        block_tokens=workers[0].geometry.block_tokens,
     )
 
 

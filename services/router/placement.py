@@ -1,20 +1,21 @@
 """Who gets a lease: pure choices among workers that have room.
 
-Prefill: the session's worker by rendezvous hash, so that affinity is a function that every router and every restart
-computes alike; when that worker has no room, the next one in the session's own order. Without a session the worker with
-most free slots. What is in a worker's prefix cache is not known here.
+Prefill: the worker with the least to compute, which is the tokens of the prompt that its prefix cache does not hold,
+plus a share of what it has to compute before. A session has a home by rendezvous hash, a function that every router and
+every restart computes alike; another worker must be better by a margin, in cached tokens or in load. What caches hold
+is told by the workers and may be late: a wrong guess costs time, nothing else. Decode: the worker with most free slots.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TypeAlias
 
-from services.router.lease_queue import Ticket
 from services.router.lifecycle_events import Stage
+from services.router.tickets import Ticket
 from services.router.workers import Worker
 
 
@@ -35,7 +36,36 @@ class Crowd:
     decode: Sequence[Worker]
 
 
-Choice: TypeAlias = Worker | Wait
+class Reason(Enum):
+    """Why it is this worker."""
+
+    #: no other could take it
+    ONLY = "only"
+    #: home of its session
+    SESSION = "session"
+    #: most of its prefix is there
+    CACHE = "cache"
+    #: least to do there
+    LOAD = "load"
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A worker for a lease. `num_cached` tokens of it are expected to be there."""
+
+    worker: Worker
+    reason: Reason
+    num_cached: int = 0
+
+
+Choice: TypeAlias = Placement | Wait
+
+#: what a token of others' work at a worker weighs against a token that is not cached there; measured on real traces
+LOAD_WEIGHT = 0.7
+#: the same for a session: more turns will follow, so that its prefix in one place is worth more than balance
+SESSION_LOAD_WEIGHT = 0.1
+#: tokens that a session would rather compute than leave its home
+_AWAY_TOKENS = 1024
 
 
 def choose(ticket: Ticket, crowd: Crowd) -> Choice:
@@ -45,8 +75,10 @@ def choose(ticket: Ticket, crowd: Crowd) -> Choice:
     with_room = [worker for worker in with_slot if worker.has_room(ticket.num_tokens)]
     if not with_room:
         return Wait.NO_BLOCKS if with_slot else Wait.NO_SLOT
-    better = [worker for worker in with_room if worker.facts.worker_id != ticket.avoid]
-    return _POLICIES[ticket.stage](ticket, better or with_room)
+    better = [worker for worker in with_room if worker.facts.worker_id != ticket.avoid] or with_room
+    if ticket.stage is Stage.DECODE:
+        return _most_free(better)
+    return _prefill_policy(ticket, better, able)
 
 
 def _able(ticket: Ticket, crowd: Crowd) -> list[Worker]:
@@ -67,21 +99,41 @@ def _writers(ticket: Ticket, crowd: Crowd) -> list[Worker]:
     return [worker for worker in pinned if any(worker.facts.fits(reader.facts) for reader in crowd.decode)]
 
 
-def _session_policy(ticket: Ticket, workers: Sequence[Worker]) -> Worker:
+def _prefill_policy(ticket: Ticket, workers: Sequence[Worker], able: Sequence[Worker]) -> Placement:
+    found = {worker: _num_cached(ticket, worker) for worker in workers}
+    home = _home(ticket, able)
+    weight = LOAD_WEIGHT if home is None else SESSION_LOAD_WEIGHT
+
+    def cost(worker: Worker) -> tuple[float, int, str]:
+        away = _AWAY_TOKENS if home not in (None, worker) else 0
+        to_compute = ticket.num_tokens - found[worker] + weight * worker.load_tokens
+        # Between equals the one that got least so far: always the same would wear it out.
+        return to_compute + away, worker.num_sent, worker.facts.worker_id
+
+    best = min(workers, key=cost)
+    if len(able) == 1:
+        return Placement(best, Reason.ONLY, found[best])
+    if best is home:
+        return Placement(best, Reason.SESSION, found[best])
+    return Placement(best, Reason.CACHE if found[best] else Reason.LOAD, found[best])
+
+
+def _home(ticket: Ticket, able: Sequence[Worker]) -> Worker | None:
     if not ticket.session_key:
-        return _most_free_policy(ticket, workers)
-    return max(workers, key=lambda worker: rendezvous_score(ticket.session_key, worker.facts.worker_id))
+        return None
+    return max(able, key=lambda worker: rendezvous_score(ticket.session_key, worker.facts.worker_id))
 
 
-def _most_free_policy(ticket: Ticket, workers: Sequence[Worker]) -> Worker:
+def _num_cached(ticket: Ticket, worker: Worker) -> int:
+    """Tokens of the ticket that the worker's prefix cache should hold. The last one is always computed."""
+    num_found = worker.prefixes.num_found(ticket.block_hashes) * worker.facts.geometry.block_tokens
+    return max(0, min(num_found, ticket.num_tokens - 1))
+
+
+def _most_free(workers: Sequence[Worker]) -> Placement:
     # The id breaks ties the same way every time, so that a test and a trace can be read.
-    return max(workers, key=lambda worker: (worker.free_slots, worker.free_blocks, worker.facts.worker_id))
-
-
-_POLICIES: dict[Stage, Callable[[Ticket, Sequence[Worker]], Worker]] = {
-    Stage.PREFILL: _session_policy,
-    Stage.DECODE: _most_free_policy,
-}
+    best = max(workers, key=lambda worker: (worker.free_slots, worker.free_blocks, worker.facts.worker_id))
+    return Placement(best, Reason.LOAD if len(workers) > 1 else Reason.ONLY)
 
 
 def rendezvous_score(session_key: str, worker_id: str) -> int:

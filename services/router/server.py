@@ -135,6 +135,7 @@ async def build(settings: RouterSettings, mesh: Mesh) -> AsyncIterator[Service]:
         max_requests=settings.max_queued_requests,
         max_tokens=settings.max_queued_prompt_tokens,
         clock=asyncio.get_running_loop().time,
+        ageing_s=settings.ageing_s,
     )
     tokenizers = Tokenizers(
         mesh.registry, mesh.channels, timeout_s=settings.tokenizer_timeout_s, wait_s=settings.worker_wait_s

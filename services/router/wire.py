@@ -11,10 +11,10 @@ from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
 from meshfire.errors import BadInput
 from meshfire.rpc.status import from_reason
 from services.router import lifecycle_events as ev
-from services.router.lease_queue import Priority
 from services.router.lifecycle_events import Stage
 from services.router.models import ModelFacts
 from services.router.output import FinishReason, Logprobs, OutputToken
+from services.router.tickets import Priority
 from services.router.workers import Geometry, WorkerFacts
 
 _STAGES = {work_pb.WORKER_ROLE_PREFILL: Stage.PREFILL, work_pb.WORKER_ROLE_DECODE: Stage.DECODE}
@@ -117,10 +117,16 @@ def priority_from(value: int) -> Priority:
 def tokenize_request_from(
     request: inference_pb.GenerateRequest | inference_pb.CountTokensRequest,
 ) -> tokenizer_pb.TokenizeRequest:
-    """A prompt as the tokenizer wants it. Call only for chats and texts."""
-    if request.WhichOneof("prompt") == "chat":
-        return tokenizer_pb.TokenizeRequest(model=request.model, chat=request.chat)
-    return tokenizer_pb.TokenizeRequest(model=request.model, text=request.text)
+    """A prompt and the rule of its output as the tokenizer wants them; token ids need no encoding."""
+    wanted = tokenizer_pb.TokenizeRequest(model=request.model)
+    kind = request.WhichOneof("prompt")
+    if kind == "chat":
+        wanted.chat.CopyFrom(request.chat)
+    elif kind == "text":
+        wanted.text = request.text
+    if isinstance(request, inference_pb.GenerateRequest) and request.HasField("rule"):
+        wanted.rule.CopyFrom(request.rule)
+    return wanted
 
 
 def delta_to(

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshfire.api.common.v1 import sampling_pb2
+from meshfire.api.common.v1 import output_rule_pb2, sampling_pb2
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
-from services.router.lease_queue import Priority
+from services.router.outlook import NO_WAIT, Outlook
+from services.router.tickets import Priority
 
 
 @dataclass(frozen=True)
@@ -31,12 +32,21 @@ class Work:
     priority: Priority = Priority.ONLINE
     #: place in the queue among requests of the same priority
     arrival: int = 0
+    #: whose turn it takes
+    tenant: str = ""
+    #: when it was let in, of the event loop's clock, and what it could expect then
+    admitted_s: float = 0.0
+    outlook: Outlook = NO_WAIT
     session_key: str = ""
+    #: chain hashes of the prompt's full blocks: by them its prefix is found at workers
+    block_hashes: tuple[bytes, ...] = ()
     cache_salt: str = ""
     #: W3C traceparent of the span that the workers' spans hang below
     traceparent: str = ""
     #: how the output is to be read; None = as text
     output: tokenizer_pb.OutputFormat | None = None
+    #: what the output must look like; None = nothing is bound
+    rule: output_rule_pb2.OutputRule | None = None
     #: test hook, for the first epoch only
     fault: str = ""
     script: Script | None = None

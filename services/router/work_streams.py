@@ -103,6 +103,9 @@ class WorkStream:
                 self._desk.deliver(progress.request_id, wire.progress_from(worker_id, progress))
         elif kind == "credit":
             self._desk.credit(worker, request.credit)
+        elif kind == "kv_events":
+            events = request.kv_events
+            worker.prefixes.apply(reset=events.reset, stored=events.stored, removed=events.removed)
         elif kind == "prompt_logprobs":
             scored = wire.scored_from(worker_id, request.prompt_logprobs)
             self._desk.deliver(request.prompt_logprobs.request_id, scored)

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from services.router.lifecycle_events import Stage
+from services.router.prefix_view import PrefixView
 
 
 @dataclass(frozen=True)
@@ -52,11 +53,14 @@ class Worker:
     def __init__(self, facts: WorkerFacts) -> None:
         self.facts = facts
         self.held: set[str] = set()
+        self.prefixes = PrefixView()
         self._num_slots = 0
         self._num_free_blocks = 0
-        self._num_sent = 0
-        #: blocks of leases that no credit has counted yet, oldest first
-        self._uncounted: deque[int] = deque()
+        #: leases so far
+        self.num_sent = 0
+        self._num_pending_tokens = 0
+        #: (blocks, tokens to compute) of leases that no credit has counted yet, oldest first
+        self._uncounted: deque[tuple[int, int]] = deque()
 
     @property
     def free_slots(self) -> int:
@@ -66,19 +70,25 @@ class Worker:
     @property
     def free_blocks(self) -> int:
         """KV blocks that are free there now."""
-        return self._num_free_blocks - sum(self._uncounted)
+        return self._num_free_blocks - sum(blocks for blocks, _ in self._uncounted)
 
-    def credit(self, num_slots: int, num_free_blocks: int, num_leases_seen: int) -> None:
+    @property
+    def load_tokens(self) -> int:
+        """Tokens that it has still to compute, for all routers."""
+        return self._num_pending_tokens + sum(tokens for _, tokens in self._uncounted)
+
+    def credit(self, num_slots: int, num_free_blocks: int, num_leases_seen: int, num_pending_tokens: int = 0) -> None:
         """Take its word, which does not yet count the leases after `num_leases_seen`."""
         self._num_slots = num_slots
         self._num_free_blocks = num_free_blocks
-        while self._uncounted and self._num_sent - len(self._uncounted) < num_leases_seen:
+        self._num_pending_tokens = num_pending_tokens
+        while self._uncounted and self.num_sent - len(self._uncounted) < num_leases_seen:
             self._uncounted.popleft()
 
-    def lease_sent(self, num_blocks: int) -> None:
-        """Count a lease off its room."""
-        self._num_sent += 1
-        self._uncounted.append(num_blocks)
+    def lease_sent(self, num_blocks: int, num_tokens: int = 0) -> None:
+        """Count a lease off its room; `num_tokens` of it are to be computed."""
+        self.num_sent += 1
+        self._uncounted.append((num_blocks, num_tokens))
 
     def blocks_for(self, num_tokens: int) -> int:
         """Blocks that the KV of so many tokens takes."""

@@ -50,7 +50,7 @@ class TokenizerServicer(rpc.TokenizerServiceServicer):
         with self.gate.entered(), self._span(names.SPAN_TOKENIZER_TOKENIZE, context, attributes) as current:
             model = self._models.find(request.model)
             encode = wire.encoder(model, request)
-            response = await _off_loop(request.ByteSize() > self._settings.inline_chars, encode)
+            response = await _off_loop(not wire.is_short(request, self._settings.inline_chars), encode)
             current.set_attribute(names.ATTR_TOKENS_PROMPT, len(response.token_ids))
             self._instruments.tokens(model.name, "Tokenize", len(response.token_ids))
             return response

@@ -87,17 +87,24 @@ class Usage:
     num_output_tokens: int
     #: of the output tokens
     num_reasoning_tokens: int = 0
+    #: what it costs, in millionths of a neuron
+    micro_neurons: int = 0
 
 
 @dataclass(frozen=True)
 class Receipt:
-    """Who did the work."""
+    """Who did the work, and why they."""
 
     prefill_worker_id: str
     decode_worker_id: str
     num_failovers: int
     queue_ms: int
     kv_bytes: int
+    #: why the prefill worker: session, cache, load, only
+    placement: str = ""
+    #: of the prompt, at that worker; `Usage.num_cached_tokens` were found
+    num_cached_expected: int = 0
+    predicted_queue_ms: int = 0
 
 
 @dataclass(frozen=True)
@@ -191,7 +198,11 @@ def _finished_from(message: pb.GenerateFinished) -> Finished:
         stop_hit=message.stop_hit if message.HasField("stop_hit") else None,
         stop_token_id=message.stop_token_id if message.HasField("stop_token_id") else None,
         usage=Usage(
-            usage.num_prompt_tokens, usage.num_cached_tokens, usage.num_output_tokens, usage.num_reasoning_tokens
+            usage.num_prompt_tokens,
+            usage.num_cached_tokens,
+            usage.num_output_tokens,
+            usage.num_reasoning_tokens,
+            usage.micro_neurons,
         ),
         receipt=Receipt(
             receipt.prefill_worker_id,
@@ -199,5 +210,8 @@ def _finished_from(message: pb.GenerateFinished) -> Finished:
             receipt.num_failovers,
             receipt.queue_ms,
             receipt.kv_bytes,
+            receipt.placement,
+            receipt.num_cached_expected,
+            receipt.predicted_queue_ms,
         ),
     )

@@ -16,13 +16,15 @@ from collections import OrderedDict, deque
 from collections.abc import Iterable, Sequence
 
 from meshfire.errors import InternalError, NoFreeBlocks
+from meshfire.kv.journal import BlockJournal
 
 
 class BlockPool:
-    """Blocks `0 … num_blocks - 1` of one KV store."""
+    """Blocks `0 … num_blocks - 1` of one KV store. `journal` is told what can be shared."""
 
-    def __init__(self, num_blocks: int) -> None:
+    def __init__(self, num_blocks: int, journal: BlockJournal | None = None) -> None:
         self.num_blocks = num_blocks
+        self._journal = journal
         self._references = [0] * num_blocks
         self._free = deque(range(num_blocks))
         self._cached: OrderedDict[int, None] = OrderedDict()  # first = next to be evicted
@@ -78,6 +80,8 @@ class BlockPool:
         if self._hash_of.setdefault(block, block_hash) != block_hash:
             del self._block_of[block_hash]
             raise InternalError(f"block {block} is already published under another hash")
+        if self._journal is not None:
+            self._journal.stored(block_hash)
         return True
 
     def match(self, hashes: Sequence[bytes]) -> list[int]:
@@ -115,7 +119,10 @@ class BlockPool:
         if self._free:
             return self._free.popleft()
         block, _ = self._cached.popitem(last=False)
-        del self._block_of[self._hash_of.pop(block)]
+        block_hash = self._hash_of.pop(block)
+        del self._block_of[block_hash]
+        if self._journal is not None:
+            self._journal.removed(block_hash)
         return block
 
     def _retire(self, block: int) -> None:

@@ -21,7 +21,9 @@ from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.api.router.v1 import work_service_pb2_grpc as rpc
 from meshfire.discovery.base import Registry
 from meshfire.errors import InternalError, MeshfireError, Refused, Unavailable
+from meshfire.kv.journal import BlockJournal
 from meshfire.rpc.status import from_rpc_error
+from meshfire.worker import kv_events
 from meshfire.worker.outbox import Outbox
 
 _log = logging.getLogger(__name__)
@@ -75,6 +77,7 @@ class WorkerLink:
         registry: Registry,
         channels: Channels,
         *,
+        journal: BlockJournal | None = None,
         max_queued_messages: int = 1024,
         welcome_timeout_s: float = 10.0,
     ) -> None:
@@ -82,12 +85,13 @@ class WorkerLink:
         self._handler = handler
         self._registry = registry
         self._channels = channels
+        self._journal = journal
         self._max_queued_messages = max_queued_messages
         self._welcome_timeout_s = welcome_timeout_s
         self._wanted: frozenset[str] = frozenset()
         self._visitors: dict[str, asyncio.Task[None]] = {}
         self._streams: dict[str, _RouterStream] = {}
-        self._room = (0, 0)
+        self._room = (0, 0, 0)
         #: set while at least one router has welcomed this worker
         self.connected = asyncio.Event()
 
@@ -99,10 +103,14 @@ class WorkerLink:
         else:
             stream.post(message)
 
-    def set_credit(self, num_slots: int, num_free_blocks: int) -> None:
-        """Tell all routers how many more leases the worker would take now, and its free KV blocks."""
-        self._room = (num_slots, num_free_blocks)
+    def set_credit(self, num_slots: int, num_free_blocks: int, num_pending_tokens: int = 0) -> None:
+        """Tell all routers how many more leases the worker would take now, its free KV blocks, what it has still to
+        compute, and what changed in its prefix cache."""
+        self._room = (num_slots, num_free_blocks, num_pending_tokens)
+        events = [] if self._journal is None else kv_events.changes(self._journal.drain())
         for stream in self._streams.values():
+            for message in events:
+                stream.post(message)
             stream.credit(*self._room)
 
     async def run(self) -> None:
@@ -165,6 +173,9 @@ class WorkerLink:
     def _remember(self, stream: _RouterStream, router_id: str) -> None:
         stream.router_id = router_id
         self._streams[router_id] = stream
+        if self._journal is not None:
+            for message in kv_events.everything(self._journal.shared()):
+                stream.post(message)
         stream.credit(*self._room)
         self.connected.set()
         _log.info("welcomed by router %s", router_id)
@@ -233,8 +244,8 @@ class _RouterStream:
             self.overflowed = True
             self._call.cancel()
 
-    def credit(self, num_slots: int, num_free_blocks: int) -> None:
-        self._outbox.credit(num_slots, num_free_blocks, self.num_leases_seen)
+    def credit(self, num_slots: int, num_free_blocks: int, num_pending_tokens: int) -> None:
+        self._outbox.credit(num_slots, num_free_blocks, self.num_leases_seen, num_pending_tokens)
 
 
 def _pause_s(failures: int) -> float:

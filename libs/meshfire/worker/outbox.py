@@ -31,10 +31,13 @@ class Outbox:
         self._wake.set()
         return True
 
-    def credit(self, num_slots: int, num_free_blocks: int, num_leases_seen: int) -> None:
+    def credit(self, num_slots: int, num_free_blocks: int, num_leases_seen: int, num_pending_tokens: int = 0) -> None:
         """Say how much room there is. Only the newest value is sent, and only if it differs from the last one sent."""
         self._credit = pb.WorkerCredit(
-            num_slots=num_slots, num_free_blocks=num_free_blocks, num_leases_seen=num_leases_seen
+            num_slots=num_slots,
+            num_free_blocks=num_free_blocks,
+            num_leases_seen=num_leases_seen,
+            num_pending_tokens=num_pending_tokens,
         )
         self._wake.set()
 

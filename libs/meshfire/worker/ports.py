@@ -37,8 +37,8 @@ class Link(Protocol):
     def send(self, router_id: str, message: pb.WorkRequest) -> None:
         """Queue a message; never waits."""
 
-    def set_credit(self, num_slots: int, num_free_blocks: int) -> None:
-        """Say how much room there is."""
+    def set_credit(self, num_slots: int, num_free_blocks: int, num_pending_tokens: int = 0) -> None:
+        """Say how much room there is, and how much work."""
 
 
 class LocalExperts:

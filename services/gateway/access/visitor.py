@@ -29,3 +29,7 @@ class Visitor:
             yield KEY_HEADER, self.key_id
         if not pays_for_prompt:
             yield SHARED_PROMPT_HEADER, "1"
+
+    def cache_salt(self, asked: str) -> str:
+        """Accounts share no prefix cache: how fast an answer comes would tell what others asked."""
+        return f"{self.account_id}/{asked}" if self.account_id else asked

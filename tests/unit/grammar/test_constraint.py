@@ -220,12 +220,12 @@ def test_tokens_can_be_taken_back(small_kimi: TiktokenTokenizer, compiler: Gramm
         ),
         (OutputRule(JsonRule({"type": "array", "uniqueItems": True}, "s")), "s.uniqueItems"),
         (OutputRule(JsonRule({"$ref": "http://elsewhere/x"}, "s")), "s.$ref"),
-        (OutputRule(RegexRule("(")), "guided_regex"),
-        (OutputRule(ChoiceRule(())), "guided_choice"),
-        (OutputRule(GrammarRule("start: nowhere")), "guided_grammar"),
-        (OutputRule(GrammarRule("root ::= (")), "guided_grammar"),
-        (OutputRule(calls=CallsRule("required")), "tool_choice"),
-        (OutputRule(GrammarRule('start: "a"'), CallsRule("auto", (STOP,))), "guided_grammar"),
+        (OutputRule(RegexRule("(")), "rule.content.regex"),
+        (OutputRule(ChoiceRule(())), "rule.content.choices"),
+        (OutputRule(GrammarRule("start: nowhere")), "rule.content.grammar"),
+        (OutputRule(GrammarRule("root ::= (")), "rule.content.grammar"),
+        (OutputRule(calls=CallsRule("required")), "rule.calls"),
+        (OutputRule(GrammarRule('start: "a"'), CallsRule("auto", (STOP,))), "rule.content.grammar"),
         (
             OutputRule(
                 calls=CallsRule("auto", (FunctionRule("f", {"properties": {"p": {"pattern": "("}}}, "tools[0]"),))

@@ -105,7 +105,7 @@ class FakeLink:
         self.sent.append((router_id, message))
         self._arrived.set()
 
-    def set_credit(self, num_slots: int, num_free_blocks: int) -> None:
+    def set_credit(self, num_slots: int, num_free_blocks: int, num_pending_tokens: int = 0) -> None:
         self.credits.append((num_slots, num_free_blocks))
 
     async def message(self, index: int = 0) -> pb.WorkRequest:

@@ -161,7 +161,7 @@ class Trouble:
 TROUBLES = st.builds(
     Trouble,
     st.integers(0, 6),
-    st.sampled_from(["work", "repeat", "repeat", "fail", "lose", "expire"]),
+    st.sampled_from(["work", "repeat", "repeat", "fail", "lose", "expire", "preempt"]),
     st.sampled_from([0, 0, 0, 1, 2, 5]),
     st.integers(1, 4),
 )
@@ -171,6 +171,8 @@ def bring(world: World, trouble: Trouble) -> None:
     lease = world.leases[-1 - trouble.lease % len(world.leases)] if world.leases else None
     if trouble.kind == "expire":
         world.send(ev.OfferExpired(max(1, world.life.epoch - trouble.lease)))
+    elif trouble.kind == "preempt":
+        world.send(ev.Preempted())
     elif lease is None:
         world.send(ev.RetryDue(trouble.amount))
     elif trouble.kind == "work":

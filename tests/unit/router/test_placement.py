@@ -1,18 +1,16 @@
-"""Credits, queue order and the choice of a worker, without a socket."""
+"""Credits and the choice of a worker, without a socket."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfire.errors import QueueFull
-from services.router.lease_queue import LeaseQueue, Priority, Ticket
 from services.router.lifecycle_events import Stage
-from services.router.pace import Pace
-from services.router.placement import Crowd, Wait, choose
+from services.router.placement import Choice, Crowd, Placement, Reason, Wait
+from services.router.placement import choose as place
+from services.router.tickets import Priority, Ticket
 from services.router.workers import Geometry, Worker, WorkerFacts
 
 
@@ -29,6 +27,12 @@ def ticket(
     number: int = 1, priority: Priority = Priority.ONLINE, stage: Stage = Stage.PREFILL, **more: object
 ) -> Ticket:
     return replace(Ticket(priority, number, f"q{number}", "m", stage, 32), **more)
+
+
+def choose(wanted: Ticket, crowd: Crowd) -> Worker | Wait:
+    """Who gets it, without the reason."""
+    choice: Choice = place(wanted, crowd)
+    return choice.worker if isinstance(choice, Placement) else choice
 
 
 def prefill_crowd(*workers: Worker) -> Crowd:
@@ -69,43 +73,6 @@ class TestCredit:
         assert one.has_room(16)
 
 
-class TestQueue:
-    def test_online_goes_before_asynchronous_and_earlier_before_later(self) -> None:
-        queue = LeaseQueue(max_requests=10, max_tokens=1000)
-        tickets = [ticket(1, Priority.ASYNCHRONOUS), ticket(4), ticket(2, Priority.ASYNCHRONOUS), ticket(3)]
-        for one in tickets:
-            queue.push(one)
-        assert [one.arrival for one in queue] == [3, 4, 1, 2]
-        queue.remove(tickets[1])
-        queue.remove(tickets[1])
-        assert [one.arrival for one in queue] == [3, 1, 2]
-
-    def test_a_crowd_of_asynchronous_work_stops_no_online_request(self) -> None:
-        queue = LeaseQueue(max_requests=2, max_tokens=1000)
-        for number in (1, 2):
-            queue.push(ticket(number, Priority.ASYNCHRONOUS))
-        queue.admit(Priority.ONLINE, 10, 1.0)
-        with pytest.raises(QueueFull) as caught:
-            queue.admit(Priority.ASYNCHRONOUS, 10, 3.5)
-        assert caught.value.retry_after_s == 3.5
-
-    def test_prompt_tokens_are_bounded_but_a_lone_prompt_comes_in(self) -> None:
-        queue = LeaseQueue(max_requests=9, max_tokens=40)
-        queue.admit(Priority.ONLINE, 1000, 1.0)
-        queue.push(ticket(1))  # of 32 tokens
-        queue.admit(Priority.ONLINE, 8, 1.0)
-        with pytest.raises(QueueFull):
-            queue.admit(Priority.ONLINE, 9, 1.0)
-
-    def test_the_time_to_come_back_follows_the_pace_of_the_queue(self) -> None:
-        pace = Pace()
-        assert pace.wait_s(100) == 1.0
-        for now_s in (0.0, 2.0, 4.0, 6.0):
-            pace.left(now_s)
-        assert pace.wait_s(5) == pytest.approx(10.0)
-        assert pace.wait_s(1000) == 60.0
-
-
 class TestChoice:
     def test_a_session_stays_at_its_worker_and_only_there(self) -> None:
         workers = [worker(name) for name in "abcd"]
@@ -129,9 +96,16 @@ class TestChoice:
         (other,) = [one for one in workers if one is not home]
         assert choose(ticket(session_key="k"), prefill_crowd(*workers)) is other
 
-    def test_without_a_session_the_worker_with_most_free_slots_gets_it(self) -> None:
-        busy, idle = worker("a", slots=1), worker("b", slots=3)
-        assert choose(ticket(), prefill_crowd(busy, idle)) is idle
+    def test_between_equals_the_one_that_got_least_so_far_gets_it(self) -> None:
+        workers = [worker(name) for name in "abc"]
+        chosen = []
+        for number in range(6):
+            one = choose(ticket(number), prefill_crowd(*workers))
+            assert isinstance(one, Worker)
+            one.lease_sent(1, 0)
+            one.credit(4, 100, one.num_sent, 0)
+            chosen.append(one.facts.worker_id)
+        assert sorted(chosen) == ["a", "a", "b", "b", "c", "c"]
 
     def test_a_worker_that_just_failed_is_the_last_choice(self) -> None:
         failed, other = worker("a", slots=9), worker("b", slots=1)
@@ -156,3 +130,57 @@ class TestChoice:
         small.held.add("somebody")
         assert choose(ticket(), prefill_crowd(small)) is Wait.NO_BLOCKS
         assert choose(ticket(), prefill_crowd(worker("b", slots=0))) is Wait.NO_SLOT
+
+
+HASHES = tuple(bytes([number]) * 16 for number in range(6))
+
+
+class TestPrefixes:
+    def test_a_prompt_goes_where_its_prefix_is(self) -> None:
+        cold, warm = worker("a", slots=9), worker("b", slots=1)
+        warm.prefixes.apply(stored=HASHES[:4])
+        choice = place(ticket(num_tokens=100, block_hashes=HASHES), prefill_crowd(cold, warm))
+        assert choice == Placement(warm, Reason.CACHE, 64)
+
+    def test_unless_that_worker_has_too_much_to_do(self) -> None:
+        cold, warm = worker("a"), worker("b")
+        warm.prefixes.apply(stored=HASHES[:4])
+        warm.credit(4, 100, 0, 64 * 2 + 1)  # a token of its work weighs half a token of ours
+        choice = place(ticket(num_tokens=100, block_hashes=HASHES), prefill_crowd(cold, warm))
+        assert choice == Placement(cold, Reason.LOAD, 0)
+
+    def test_what_we_sent_counts_until_the_worker_has_counted_it(self) -> None:
+        one, other = worker("a"), worker("b")
+        one.lease_sent(1, 500)
+        assert choose(ticket(), prefill_crowd(one, other)) is other
+        one.credit(4, 100, 1, 0)
+        other.credit(4, 100, 0, 900)
+        assert choose(ticket(), prefill_crowd(one, other)) is one
+
+    def test_a_home_is_left_only_when_it_is_far_behind_the_others(self) -> None:
+        workers = [worker(name) for name in "abc"]
+        home = choose(ticket(session_key="k"), prefill_crowd(*workers))
+        assert isinstance(home, Worker)
+        home.credit(4, 100, 0, 20_200)
+        for one in workers:
+            if one is not home:
+                one.credit(4, 100, 0, 10_001)
+        assert place(ticket(session_key="k"), prefill_crowd(*workers)) == Placement(home, Reason.SESSION)
+        home.credit(4, 100, 0, 20_300)
+        assert choose(ticket(session_key="k"), prefill_crowd(*workers)) is not home
+
+    def test_the_last_token_is_never_expected_to_be_cached(self) -> None:
+        warm = worker("a")
+        warm.prefixes.apply(stored=HASHES)
+        choice = place(ticket(num_tokens=96, block_hashes=HASHES), prefill_crowd(warm, worker("b")))
+        assert isinstance(choice, Placement)
+        assert choice.num_cached == 95
+
+    @given(st.integers(0, 6), st.integers(0, 6))
+    def test_events_come_and_go(self, num_stored: int, num_removed: int) -> None:
+        view = worker("a").prefixes
+        view.apply(stored=HASHES[:num_stored])
+        view.apply(removed=HASHES[6 - num_removed :])
+        assert view.num_found(HASHES) == min(num_stored, 6 - num_removed)
+        view.apply(reset=True, stored=HASHES[:1])
+        assert view.num_found(HASHES) == len(view) == 1

@@ -18,7 +18,7 @@ from services.router.hooks import Hooks, hooks_in
 from services.router.models import ModelFacts
 from services.router.validation import RANGES, check_fit, check_form
 
-FACTS = ModelFacts("m", "r", 64, 100, frozenset({99}))
+FACTS = ModelFacts("m", "r", 64, 100, frozenset({99}), 16)
 
 
 def request(**sampling: Any) -> pb.GenerateRequest:

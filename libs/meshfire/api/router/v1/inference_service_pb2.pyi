@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from meshfire.api.common.v1 import output_rule_pb2 as _output_rule_pb2
 from meshfire.api.common.v1 import sampling_pb2 as _sampling_pb2
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as _tokenizer_service_pb2
 import builtins as _builtins
@@ -86,6 +87,8 @@ class GenerateRequest(_message.Message):
     CACHE_SALT_FIELD_NUMBER: _builtins.int
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
+    REJECT_IF_BUSY_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name, see ListModels."""
     text: _builtins.str
@@ -102,6 +105,8 @@ class GenerateRequest(_message.Message):
     """True = special tokens appear in the text of deltas."""
     echo: _builtins.bool
     """True = the prompt is part of the answer (see GeneratePrompt)."""
+    reject_if_busy: _builtins.bool
+    """True = refuse at once (RESOURCE_EXHAUSTED) what would have to wait for a worker."""
     @_builtins.property
     def chat(self) -> _tokenizer_service_pb2.Chat:
         """A chat, rendered with the model's template."""
@@ -113,6 +118,10 @@ class GenerateRequest(_message.Message):
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """How to choose tokens."""
+
+    @_builtins.property
+    def rule(self) -> _output_rule_pb2.OutputRule:
+        """What the output must look like. Without it, declared tools may be called as the model likes."""
 
     def __init__(
         self,
@@ -128,10 +137,12 @@ class GenerateRequest(_message.Message):
         cache_salt: _builtins.str = ...,
         keep_special_tokens: _builtins.bool = ...,
         echo: _builtins.bool = ...,
+        reject_if_busy: _builtins.bool = ...,
+        rule: _output_rule_pb2.OutputRule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "rule", b"rule", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "session_key", b"session_key", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "reject_if_busy", b"reject_if_busy", "return_prompt_token_ids", b"return_prompt_token_ids", "rule", b"rule", "sampling", b"sampling", "session_key", b"session_key", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["chat", "text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015
@@ -401,6 +412,9 @@ class RoutingReceipt(_message.Message):
     NUM_FAILOVERS_FIELD_NUMBER: _builtins.int
     QUEUE_MS_FIELD_NUMBER: _builtins.int
     KV_BYTES_FIELD_NUMBER: _builtins.int
+    PLACEMENT_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_EXPECTED_FIELD_NUMBER: _builtins.int
+    PREDICTED_QUEUE_MS_FIELD_NUMBER: _builtins.int
     prefill_worker_id: _builtins.str
     """Prefill worker of the last epoch."""
     decode_worker_id: _builtins.str
@@ -411,6 +425,12 @@ class RoutingReceipt(_message.Message):
     """Time in the router's queues."""
     kv_bytes: _builtins.int
     """Bytes of KV moved from prefill to decode."""
+    placement: _builtins.str
+    """Why the prefill worker: session, cache, load, only (there was no choice)."""
+    num_cached_expected: _builtins.int
+    """Cached tokens that the router expected there; num_cached_tokens of the usage were found."""
+    predicted_queue_ms: _builtins.int
+    """Wait that was predicted at admission."""
     def __init__(
         self,
         *,
@@ -419,10 +439,13 @@ class RoutingReceipt(_message.Message):
         num_failovers: _builtins.int = ...,
         queue_ms: _builtins.int = ...,
         kv_bytes: _builtins.int = ...,
+        placement: _builtins.str = ...,
+        num_cached_expected: _builtins.int = ...,
+        predicted_queue_ms: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "kv_bytes", b"kv_bytes", "num_failovers", b"num_failovers", "prefill_worker_id", b"prefill_worker_id", "queue_ms", b"queue_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["decode_worker_id", b"decode_worker_id", "kv_bytes", b"kv_bytes", "num_cached_expected", b"num_cached_expected", "num_failovers", b"num_failovers", "placement", b"placement", "predicted_queue_ms", b"predicted_queue_ms", "prefill_worker_id", b"prefill_worker_id", "queue_ms", b"queue_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
