@@ -4,8 +4,8 @@
 Shards are processes of their own on loopback, with random experts of the shape of `kimi-bench` (hidden 1024, expert
 size 512, top-8); the caller is an ExpertMesh with a model thread, as in a worker; one thread of arithmetic per process.
 `hop_p50_us` is what the mesh adds: the whole minus the slowest shard's computation. The same experts in this process
-are measured beside it. The last line is one JSON object; its p50 and p99 are those of the first case over a lane, which is
-what a co-located shard gets; `cases` has all.
+are measured beside it. The last line is one JSON object; its p50 and p99 are those of the first case over a lane, which
+is what a co-located shard gets; `cases` has all.
 """
 
 from __future__ import annotations
