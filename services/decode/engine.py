@@ -168,7 +168,8 @@ class DecodeEngine:
                 lease.preparing = self._group.create_task(self._prepare(lease), name=name)
             else:
                 self._compute(lease)
-        self._link.set_credit(0 if self._draining else max(0, scheduler.num_slots), scheduler.num_spare_blocks)
+        num_slots = 0 if self._draining else max(0, scheduler.num_slots)
+        self._link.set_credit(num_slots, scheduler.num_spare_blocks, scheduler.num_pending_tokens)
 
     async def _prepare(self, lease: DecodeLease) -> None:
         """Open its rule, then read its KV: others step meanwhile."""

@@ -11,20 +11,20 @@ from pathlib import Path
 import pytest
 
 from meshfire.client import Delta, Finished, MeshfireClient, Message, OutputRule, RegexRule, Sampling
-from tests.e2e.mesh_process import MeshProcess, cached_model, start_mesh
+from tests.e2e.mesh_process import HOP_TRANSPORTS, MeshProcess, cached_model, start_mesh
 
 VICTIMS = ["decode-0", "expert-0", "expert-1", "prefill-0", "tokenizer-0"]
 CHAT = [Message("user", "Tell me a short story about a fox.")]
 GREEDY = Sampling(max_tokens=40, temperature=0)
 
 
-@pytest.fixture(scope="module")
-def own_mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    """A mesh of its own: what others ask must not meet a killed worker."""
+@pytest.fixture(scope="module", params=HOP_TRANSPORTS)
+def own_mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A mesh of its own, for each way to its shards: what others ask must not meet a killed worker."""
     smollm2 = cached_model("smollm2-135m-instruct")
     model = {"model": str(smollm2), "prefill": 2, "decode": 1, "expert_shards": 2, "dense_slices": 2}
     topology = {"mesh": "kills", "http_port": 0, "models": [model]}
-    with start_mesh(topology, tmp_path_factory.mktemp("kills")) as running:
+    with start_mesh(topology, tmp_path_factory.mktemp("kills"), HOP_TRANSPORTS[request.param]) as running:
         yield running
 
 
