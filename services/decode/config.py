@@ -17,6 +17,10 @@ class DecodeSettings(ModelWorkerSettings):
     max_batch: int = Field(default=16, ge=1)
     #: Leases taken beyond max_batch, so that a finished sequence is replaced without a round trip.
     max_waiting: int = Field(default=2, ge=0)
+    #: Tokens per step of prompts that are computed here, while other sequences are in the middle of their output.
+    chunk_tokens: int = Field(default=32, ge=1)
+    #: The same while none is.
+    idle_chunk_tokens: int = Field(default=256, ge=1)
     #: Longest silence of a prefill worker while its KV is read.
     read_timeout_s: float = Field(default=15.0, gt=0)
     #: Longest wait for experts in one try of a step; a step that fails in a retryable way is tried again.

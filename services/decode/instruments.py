@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from meshfire.telemetry import names
+from services.decode.planning import LeasePart
 
 
 class DecodeInstruments:
@@ -18,7 +19,10 @@ class DecodeInstruments:
         self._steps = meter.create_histogram(names.METRIC_DECODE_STEP_DURATION, "s", "Time of one step")
         self._batch = meter.create_histogram(names.METRIC_DECODE_BATCH, "{sequence}", "Sequences of one step")
         self._preemptions = meter.create_counter(
-            names.METRIC_DECODE_PREEMPTIONS, "{sequence}", "Sequences handed back because no KV block was free"
+            names.METRIC_DECODE_PREEMPTIONS, "{sequence}", "Sequences that lost their KV blocks to older ones"
+        )
+        self._prompt_tokens = meter.create_counter(
+            names.METRIC_DECODE_PROMPT_TOKENS, "{token}", "Tokens computed of prompts and of what was preempted"
         )
         self._kv_bytes = meter.create_counter(names.METRIC_KV_BYTES_READ, "By", "KV read from prefill workers")
 
@@ -37,14 +41,17 @@ class DecodeInstruments:
         gauge(names.METRIC_DECODE_RUNNING, [_reading(num_running)], "{sequence}", "Sequences that read KV or run")
         gauge(names.METRIC_DECODE_WAITING, [_reading(num_waiting)], "{sequence}", "Sequences without KV blocks")
 
-    def step_done(self, batch_size: int, seconds: float) -> None:
+    def step_done(self, parts: Sequence[LeasePart], num_sampled: int, seconds: float) -> None:
         """One step, waiting for its turn on the model thread included."""
         self._steps.record(seconds)
-        self._batch.record(batch_size)
-        self._tokens.add(batch_size)
+        self._batch.record(len(parts))
+        self._tokens.add(num_sampled)
+        num_more = sum(one.part.stop - one.part.start for one in parts if one.part.stop - one.part.start > 1)
+        if num_more:
+            self._prompt_tokens.add(num_more)
 
     def preempted(self) -> None:
-        """One sequence was handed back."""
+        """One sequence lost its blocks."""
         self._preemptions.add(1)
 
     def kv_read(self, num_bytes: int) -> None:

@@ -41,6 +41,12 @@ def progress_by_router(tokens: Iterable[NewToken]) -> dict[str, pb.WorkRequest]:
     return messages
 
 
+def prompt_computed(key: LeaseKey, num_cached_tokens: int) -> pb.WorkRequest:
+    """The prompt of a lease without KV is computed."""
+    message = pb.PromptComputed(request_id=key.request_id, epoch=key.epoch, num_cached_tokens=num_cached_tokens)
+    return pb.WorkRequest(prompt_computed=message)
+
+
 def finished(key: LeaseKey, ending: Ending, kv_bytes: int) -> pb.WorkRequest:
     """The output ended by itself."""
     message = pb.LeaseFinished(

@@ -11,6 +11,7 @@ import grpc.aio
 from meshfire.api.router.v1 import work_service_pb2 as work_pb
 from meshfire.kv.block_pool import BlockPool
 from meshfire.runtime.serve import Mesh, Service
+from meshfire.sched.parts import ChunkBudget
 from meshfire.sched.policy import Scheduler
 from meshfire.worker.link import WorkerLink
 from meshfire.worker.model_worker import ModelWorker, model_worker
@@ -71,7 +72,7 @@ class _Parts:
             generation_defaults=facts.generation_defaults,
             hooks_on=mesh.test_hooks,
         )
-        table = LeaseTable(scheduler)
+        table = LeaseTable(scheduler, ChunkBudget(settings.chunk_tokens, settings.idle_chunk_tokens))
         instruments = DecodeInstruments(mesh.telemetry.meter)
         instruments.observe(
             num_blocks=pool.num_blocks,

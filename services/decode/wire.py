@@ -65,6 +65,7 @@ def order_from(router_id: str, lease: pb.Lease, facts: WorkerFacts, *, now: floa
         params=params,
         limits=_limits_from(work, params, facts),
         fault=rehearsed(lease.fault, epoch=lease.epoch, hooks_on=facts.hooks_on),
+        num_prompt_logprobs=_num_prompt_logprobs_from(work),
         rule=output_rule.from_wire(work.rule) if work.HasField("rule") else None,
         in_reasoning=work.rule.after_reasoning,
     )
@@ -79,7 +80,7 @@ def sampling_from(message: sampling_pb2.SamplingParams, facts: WorkerFacts) -> S
     chosen = {field.name: value for field, value in message.ListFields() if field.name in _PLAIN}
     return SamplingParams(
         **(_model_defaults(facts.generation_defaults) | chosen),
-        max_tokens=message.max_tokens,
+        max_tokens=message.max_tokens or None,
         logit_bias=dict(message.logit_bias),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
@@ -93,12 +94,25 @@ def _model_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
     return defaults | {"temperature": 0.0} if generation.get("do_sample") is False else defaults
 
 
-def _source_from(work: pb.DecodeWork, epoch: int) -> KvSource:
+def _source_from(work: pb.DecodeWork, epoch: int) -> KvSource | None:
+    """None: the lease came without KV."""
     if not work.kv_lease_id:
-        raise BadInput("a decode lease without kv_lease_id", field="kv_lease_id")
+        if work.kv_address:
+            raise BadInput("a kv_address without kv_lease_id", field="kv_lease_id")
+        return None
     if not work.kv_address:
         raise BadInput("a decode lease without kv_address", field="kv_address")
+    if work.sampling.max_tokens < 1:
+        raise BadInput("max_tokens is 0 and the prompt is computed: nothing is left to do", field="max_tokens")
     return KvSource(work.kv_address, work.kv_lease_id, epoch)
+
+
+def _num_prompt_logprobs_from(work: pb.DecodeWork) -> int | None:
+    if not work.HasField("num_prompt_logprobs"):
+        return None
+    if work.kv_lease_id:
+        raise BadInput("log-probabilities of a prompt that is not computed here", field="num_prompt_logprobs")
+    return work.num_prompt_logprobs
 
 
 def _limits_from(work: pb.DecodeWork, params: SamplingParams, facts: WorkerFacts) -> OutputLimits:

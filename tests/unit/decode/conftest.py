@@ -16,6 +16,7 @@ from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.kv.block_pool import BlockPool
 from meshfire.kv.store import KvStore
 from meshfire.runtime.model_thread import ModelThread
+from meshfire.sched.parts import ChunkBudget
 from meshfire.sched.policy import Scheduler
 from meshfire.telemetry.setup import Telemetry, configure
 from services.decode.engine import DecodeEngine, Identity
@@ -37,6 +38,7 @@ from tests.unit.decode.fakes import (
 )
 
 ROUTER = "router-0"
+SMALL_CHUNKS = ChunkBudget(beside_others=3, alone=5)
 
 
 @dataclass
@@ -66,17 +68,19 @@ class Worker:
         fault: str = "",
         max_tokens: int = 8,
         sampling: dict[str, Any] | None = None,
+        local: bool = False,
         **work: Any,
     ) -> None:
-        """Lease the continuation of `token_ids`, whose KV waits at the fake prefill worker. Greedy unless told."""
-        kv_lease_id = f"kv-{request_id}-{epoch}"
+        """Lease the continuation of `token_ids`, whose KV waits at the fake prefill worker, or, if `local`, must be
+        computed. Greedy unless told."""
+        kv_lease_id = "" if local else f"kv-{request_id}-{epoch}"
         self.reader.tokens[kv_lease_id] = list(token_ids)
         params = {"max_tokens": max_tokens, "temperature": 0.0, "seed": 1} | (sampling or {})
         decode = pb.DecodeWork(
             token_ids=token_ids,
             num_prompt_tokens=num_prompt_tokens or len(token_ids),
             kv_lease_id=kv_lease_id,
-            kv_address="prefill:1",
+            kv_address="" if local else "prefill:1",
             sampling=sampling_pb2.SamplingParams(**params),
             **work,
         )
@@ -129,11 +133,17 @@ def telemetry(spans: InMemorySpanExporter) -> Iterator[Telemetry]:
 def start_worker(telemetry: Telemetry, spans: InMemorySpanExporter) -> StartWorker:
     @asynccontextmanager
     async def start(
-        *, num_blocks: int = 40, max_batch: int = 4, max_waiting: int = 2, hooks_on: bool = True
+        *,
+        num_blocks: int = 40,
+        max_batch: int = 4,
+        max_waiting: int = 2,
+        hooks_on: bool = True,
+        budget: ChunkBudget = SMALL_CHUNKS,
     ) -> AsyncIterator[Worker]:
         pool, store = BlockPool(num_blocks), KvStore(GEOMETRY, num_blocks)
         model, reader, experts, link = FakeModel(), FakeReader(store), FakeExperts(), FakeLink()
-        table = LeaseTable(Scheduler(pool, block_tokens=P, max_active=max_batch, max_waiting=max_waiting))
+        scheduler = Scheduler(pool, block_tokens=P, max_active=max_batch, max_waiting=max_waiting)
+        table = LeaseTable(scheduler, budget)
         instruments = DecodeInstruments(telemetry.meter)
         limit = min(CONTEXT_TOKENS, num_blocks * P)
         facts = WorkerFacts("fake", VOCAB_SIZE, limit, (END_ID,), {}, hooks_on)
