@@ -61,9 +61,9 @@ void quantize_rows(const float* rows, int64_t count, int64_t size, int64_t strid
     });
 }
 
-QuantizedRows& scratch_rows(int index) {
-    thread_local QuantizedRows buffers[2];
-    return buffers[index];
+QuantizedRows& scratch_rows() {
+    thread_local QuantizedRows buffer;
+    return buffer;
 }
 
 }  // namespace meshfire

@@ -19,7 +19,7 @@ struct QuantizedRows {
 // even; scale = greatest / limit. Each row is a function of that row alone. `stride` >= size.
 void quantize_rows(const float* rows, int64_t count, int64_t size, int64_t stride, int32_t limit, QuantizedRows& out);
 
-// The calling thread's buffer number `index` (0 or 1: the two products of an FFN).
-QuantizedRows& scratch_rows(int index);
+// The calling thread's buffer.
+QuantizedRows& scratch_rows();
 
 }  // namespace meshfire

@@ -6,6 +6,8 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "activations.h"
 #include "export.h"
@@ -75,6 +77,7 @@ constexpr PanelSums choose_tile(int rows, std::integer_sequence<int, ROWS...>) {
 // Calls finish(panel, first row, rows, sums [rows][32]) for every tile, panels spread over threads.
 template <class Finish>
 void for_each_tile(const Weights& weights, int64_t num_panels, const QuantizedRows& rows, int64_t count, Finish finish) {
+    if (count == 0) return;
     const int64_t num_tiles = (std::min(count, kRowChunk) + Lanes::kMaxRows - 1) / Lanes::kMaxRows;
     const int64_t height = (std::min(count, kRowChunk) + num_tiles - 1) / num_tiles;
     const int64_t chunk = height * num_tiles;
@@ -133,21 +136,41 @@ void gated(const Weights& weights, int64_t neurons, const QuantizedRows& rows, i
 
 using namespace meshfire;
 
+namespace {
+
+Weights weights_of(const int8_t* panels, const float* scales, int64_t inputs) {
+    return {panels, scales, (inputs + 1) / 2};
+}
+
+const QuantizedRows& quantized(const float* rows, int64_t count, int64_t inputs, int64_t limit) {
+    QuantizedRows& integers = scratch_rows();
+    quantize_rows(rows, count, inputs, (inputs + 1) / 2 * 2, static_cast<int32_t>(limit), integers);
+    return integers;
+}
+
+}  // namespace
+
 // out [count, outputs] = rows [count, inputs] x weights^T x scales (+ bias, may be null).
-MESHFIRE_EXPORT void meshfire_int8_linear(const float* rows, int64_t count, int64_t inputs, int32_t limit,
+MESHFIRE_EXPORT void meshfire_int8_linear(const float* rows, int64_t count, int64_t inputs, int64_t limit,
                                           const int8_t* panels, const float* scales, const float* bias, int64_t outputs,
                                           float* out) {
-    const Weights weights{panels, scales, (inputs + 1) / 2};
-    QuantizedRows& integers = scratch_rows(0);
-    quantize_rows(rows, count, inputs, 2 * weights.pairs, limit, integers);
-    linear(weights, bias, outputs, integers, count, out);
+    linear(weights_of(panels, scales, inputs), bias, outputs, quantized(rows, count, inputs, limit), count, out);
 }
 
 // out [count, neurons] = silu(gate rows) x (up rows).
-MESHFIRE_EXPORT void meshfire_int8_gated(const float* rows, int64_t count, int64_t inputs, int32_t limit,
+MESHFIRE_EXPORT void meshfire_int8_gated(const float* rows, int64_t count, int64_t inputs, int64_t limit,
                                          const int8_t* panels, const float* scales, int64_t neurons, float* out) {
-    const Weights weights{panels, scales, (inputs + 1) / 2};
-    QuantizedRows& integers = scratch_rows(0);
-    quantize_rows(rows, count, inputs, 2 * weights.pairs, limit, integers);
-    gated(weights, neurons, integers, count, out);
+    gated(weights_of(panels, scales, inputs), neurons, quantized(rows, count, inputs, limit), count, out);
+}
+
+// out [count, outputs] = down(silu(gate rows) x (up rows)), the bits of the two calls above one after the other.
+MESHFIRE_EXPORT void meshfire_int8_ffn(const float* rows, int64_t count, int64_t inputs, int64_t limit,
+                                       const int8_t* panels, const float* scales, int64_t neurons, int64_t down_limit,
+                                       const int8_t* down_panels, const float* down_scales, int64_t outputs, float* out) {
+    thread_local std::vector<float> inner;
+    inner.resize(count * neurons);
+    float* values = inner.data();
+    gated(weights_of(panels, scales, inputs), neurons, quantized(rows, count, inputs, limit), count, values);
+    const QuantizedRows& integers = quantized(values, count, neurons, down_limit);
+    linear(weights_of(down_panels, down_scales, neurons), nullptr, outputs, integers, count, out);
 }
