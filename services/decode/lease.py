@@ -22,6 +22,7 @@ from meshfire.model.sampling_counts import TokenCounts
 from meshfire.sched.sequence import Sequence as TokenSequence
 from meshfire.telemetry.spans import traceparent_of
 from meshfire.worker.hop import HopStats
+from services.decode.ending import Ending
 from services.decode.order import Order
 from services.decode.read_lease import ReadLease, granted
 from services.decode.rules import OutputRuler
@@ -116,8 +117,19 @@ class DecodeLease:
         if counts is not None:
             counts.catch_up(output_ids)
         row = SamplingRow(self.order.params, sequence.num_tokens, self.order.prompt_ids, output_ids, counts=counts)
-        mask = self.ruler.next_mask(output_ids) if self.ruler else None
-        return TokenChoice(row, limits.script.choice(index) if limits.script else None, mask)
+        forced = limits.script.choice(index) if limits.script else None
+        if self.ruler is None:
+            return TokenChoice(row, forced)
+        wish = self.ruler.wish(self.order.wanted, output_ids) if self.order.wanted else None
+        return TokenChoice(row, forced, self.ruler.next_mask(output_ids), wish)
+
+    def ending_before_next(self) -> Ending | None:
+        """The end of its output if no token can follow."""
+        sequence, wanted = self.sequence, self.order.wanted
+        ending = self.order.limits.ending_before(sequence.num_output_tokens, sequence.num_tokens)
+        if ending is None and self.ruler is not None and wanted is not None:
+            return self.ruler.wish_ends_before(wanted, sequence.output_ids)
+        return ending
 
 
 def new_lease(order: Order, geometry: KvGeometry, model_revision: str, worker_id: str, span: Span) -> DecodeLease:

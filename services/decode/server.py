@@ -10,6 +10,7 @@ import grpc.aio
 
 from meshfire.api.router.v1 import work_service_pb2 as work_pb
 from meshfire.kv.block_pool import BlockPool
+from meshfire.kv.journal import BlockJournal
 from meshfire.runtime.serve import Mesh, Service
 from meshfire.sched.parts import ChunkBudget
 from meshfire.sched.policy import Scheduler
@@ -33,7 +34,7 @@ async def build(settings: DecodeSettings, mesh: Mesh) -> AsyncIterator[Service]:
         rules = await asyncio.to_thread(RuleBook.load, settings.model_dir, worker.model.vocab_size)
         stack.push_async_callback(asyncio.to_thread, rules.close)
         parts = _Parts(settings, worker, rules)
-        link = WorkerLink(parts.hello(), parts.engine, mesh.registry, mesh.channels)
+        link = WorkerLink(parts.hello(), parts.engine, mesh.registry, mesh.channels, journal=parts.journal)
         tasks = [
             mesh.tasks.create_task(parts.engine.run(link), name="decode-engine"),
             mesh.tasks.create_task(link.run(), name="worker-link"),
@@ -57,7 +58,8 @@ class _Parts:
         mesh, model, facts = worker.mesh, worker.model, worker.facts
         geometry = model.geometry
         store = worker.store
-        pool = BlockPool(store.num_blocks)
+        self.journal = BlockJournal()
+        pool = BlockPool(store.num_blocks, self.journal)
         scheduler = Scheduler(
             pool,
             block_tokens=geometry.block_tokens,

@@ -36,7 +36,7 @@ def take(result: PartResult) -> Taken:
         return Taken(result, None, ending)
     sequence.append(result.sampled.token_id)
     token = NewToken(lease.order, index, result.sampled)
-    return Taken(result, token, limits.ending_before(sequence.num_output_tokens, sequence.num_tokens))
+    return Taken(result, token, lease.ending_before_next())
 
 
 def _note_scored(result: PartResult) -> None:

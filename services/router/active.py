@@ -58,13 +58,13 @@ class ActiveRequest:
         self.tokens: list[int] = []
         #: of the prompt's tokens from the second on, if asked for
         self.prompt_logprobs: list[Logprobs] = []
-        #: of the first offer that came, and of the last one
-        self.first_offer: ev.Offer | None = None
+        #: prompt tokens that the first worker that computed it had already; None = nobody has computed it yet
+        self.num_cached: int | None = None
         self.last_offer: ev.Offer | None = None
         #: the last workers that had it, by stage
         self.workers: dict[Stage, WorkerFacts] = {}
         #: how the prompt was placed the first time
-        self.first_prefill: ev.LeasePrefill | None = None
+        self.first_prefill: ev.LeasePrefill | ev.LeaseDecode | None = None
         self.ending: ev.Ending | None = None
         self.queue_s = 0.0
         self._desk = desk
@@ -129,7 +129,8 @@ class ActiveRequest:
     def _enqueue(self, action: ev.Enqueue) -> None:
         decode = action.stage is Stage.DECODE
         prefill_facts = self.workers.get(Stage.PREFILL)
-        self._ticket = Ticket(
+        began_with = prefill_facts or self.workers.get(Stage.DECODE)
+        ticket = Ticket(
             priority=self.work.priority,
             arrival=self.work.arrival,
             request_id=self.work.request_id,
@@ -143,11 +144,12 @@ class ActiveRequest:
             session_key=self.work.session_key,
             block_hashes=() if decode else self.work.block_hashes,
             avoid=self.life.avoid,
-            revision=prefill_facts.revision if prefill_facts is not None and self.tokens else None,
+            revision=began_with.revision if began_with is not None and self.tokens else None,
             kv_owner=prefill_facts if decode else None,
         )
+        self._ticket = self._desk.routed(ticket)
         self._queued_s = self._loop.time()
-        self._watcher.queued(action.stage, action.epoch)
+        self._watcher.queued(self._ticket.stage, action.epoch)
         self._desk.enqueue(self._ticket)
 
     def _dequeue(self, _: ev.Dequeue) -> None:
@@ -182,10 +184,16 @@ class ActiveRequest:
 
     def _lease_decode(self, action: ev.LeaseDecode) -> None:
         self._placed(Stage.DECODE, action.worker_id)
-        kv_address = self.workers[Stage.PREFILL].address
-        lease = leases.decode_lease(
-            self.work, action.epoch, self.tokens, self._remaining_ms(), action.offer, kv_address
-        )
+        if action.offer is None:
+            self.workers.pop(Stage.PREFILL, None)
+            self.first_prefill = self.first_prefill or action
+            score = len(self.prompt_logprobs) < self.work.num_scored
+            lease = leases.local_lease(self.work, action.epoch, self.tokens, self._remaining_ms(), score=score)
+        else:
+            kv_address = self.workers[Stage.PREFILL].address
+            lease = leases.decode_lease(
+                self.work, action.epoch, self.tokens, self._remaining_ms(), action.offer, kv_address
+            )
         self._desk.send(action.worker_id, lease)
 
     def _cancel_lease(self, action: ev.CancelLease) -> None:
@@ -194,9 +202,14 @@ class ActiveRequest:
     def _keep_scores(self, action: ev.KeepScores) -> None:
         self.prompt_logprobs.extend(action.logprobs)
 
+    def _note_cached(self, action: ev.NoteCached) -> None:
+        if self.num_cached is None:
+            self.num_cached = action.num_tokens
+
     def _watch_offer(self, action: ev.WatchOffer) -> None:
-        offer = self.last_offer = self.life.offer
-        self.first_offer = self.first_offer or offer
+        self.last_offer = self.life.offer
+        if self.num_cached is None and self.life.offer is not None:
+            self.num_cached = self.life.offer.num_cached_tokens
         expires_s = action.expires_ms / 1000 if action.expires_ms > 0 else self._timing.offer_timeout_s
         # Never under half of it: a margin above a short life would make every offer expire at once.
         wait_s = max(expires_s - self._timing.offer_margin_s, expires_s / 2)
@@ -240,6 +253,7 @@ _DO: dict[type[Any], Callable[[ActiveRequest, Any], None]] = {
     ev.LeaseDecode: ActiveRequest._lease_decode,
     ev.CancelLease: ActiveRequest._cancel_lease,
     ev.KeepScores: ActiveRequest._keep_scores,
+    ev.NoteCached: ActiveRequest._note_cached,
     ev.WatchOffer: ActiveRequest._watch_offer,
     ev.RetryAfter: ActiveRequest._retry_after,
     ev.Deliver: ActiveRequest._deliver,

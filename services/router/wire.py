@@ -82,6 +82,11 @@ def scored_from(worker_id: str, message: work_pb.PromptLogprobs) -> ev.PromptSco
     return ev.PromptScored(worker_id, message.epoch, message.first_index, tuple(_logprobs_from(message.logprobs)))
 
 
+def prompt_computed_from(worker_id: str, message: work_pb.PromptComputed) -> ev.PromptComputed:
+    """A prompt that decode computed itself."""
+    return ev.PromptComputed(worker_id, message.epoch, message.num_cached_tokens)
+
+
 def offer_from(worker_id: str, message: work_pb.KvOffer) -> ev.Offered:
     """KV that is ready."""
     offer = ev.Offer(

@@ -25,7 +25,7 @@ from meshfire.model.compute.names import ComputeName
 @click.command()
 @click.option("--topology", type=click.Path(path_type=Path, dir_okay=False), help="Topology file (YAML).")
 @click.option("--model", "models", multiple=True, metavar="NAME|DIR", help="Model to serve; may be repeated.")
-@click.option("--prefill", type=click.IntRange(1, 64), help="Prefill workers of each model.")
+@click.option("--prefill", type=click.IntRange(0, 64), help="Prefill workers of each model; 0 = decode workers do it.")
 @click.option("--decode", type=click.IntRange(1, 64), help="Decode workers of each model.")
 @click.option("--expert-shards", type=click.IntRange(0, 64), help="Expert shards of each model.")
 @click.option("--dense-slices", type=click.IntRange(0, 64), help="Slices of each dense FFN, served by the shards.")

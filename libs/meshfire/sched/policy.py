@@ -52,6 +52,12 @@ class Scheduler:
         return max(0, self._pool.num_free - sum(one.num_missing_blocks() for one in self._waiting))
 
     @property
+    def num_pending_tokens(self) -> int:
+        """Tokens of prompts, and of what was preempted, that are still to be computed here."""
+        everybody = (*self._waiting, *self._active)
+        return sum(one.num_new_tokens for one in everybody if one.num_new_tokens > 1 and not one.kv_comes)
+
+    @property
     def running(self) -> list[Sequence]:
         """Sequences of the next step, oldest first."""
         return [one for one in self._active if one.state is SequenceState.RUNNING]

@@ -123,7 +123,13 @@ async def _experts(
         yield LocalExperts(InProcessExperts(source))
         return
     async with ExpertMesh.open(
-        settings.model, facts.revision, facts.experts, mesh.registry, mesh.channels, worker_id
+        settings.model,
+        facts.revision,
+        facts.experts,
+        mesh.registry,
+        mesh.channels,
+        worker_id,
+        transport=settings.hop_transport,
     ) as experts:
         await experts.ready()
         yield experts
