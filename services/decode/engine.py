@@ -152,7 +152,7 @@ class DecodeEngine:
             raise
         self._idle.clear()
         self._arrival.set()
-        ending = order.limits.ending_before(lease.sequence.num_output_tokens, lease.sequence.num_tokens)
+        ending = lease.ending_before_next()
         if ending is not None and not order.prompt_only:  # only the word that all is done was lost
             self._finish(lease, ending)
 
@@ -181,6 +181,11 @@ class DecodeEngine:
             except MeshfireError as error:
                 lease.preparing = None
                 self._fail(lease, error, retryable=error.retryable)
+                return
+            ending = lease.ending_before_next()
+            if ending is not None:
+                lease.preparing = None
+                self._finish(lease, ending)
                 return
         if lease.sequence.kv_comes and lease.reading is not None:
             await self._read(lease, lease.reading)

@@ -23,6 +23,7 @@ from meshfire.sched.sequence import Sequence as TokenSequence
 from meshfire.telemetry.spans import traceparent_of
 from meshfire.worker.hop import HopStats
 from services.decode.drafting import DraftPace
+from services.decode.ending import Ending
 from services.decode.order import Order
 from services.decode.read_lease import ReadLease, granted
 from services.decode.rules import OutputRuler
@@ -118,9 +119,13 @@ class DecodeLease:
         counts = self._token_counts
         if counts is not None:
             counts.catch_up(output_ids)
-        mask = self.ruler.next_mask(output_ids) if self.ruler else None
         forced = limits.script.choice(len(output_ids)) if limits.script else None
-        yield TokenChoice(self._row(0, output_ids, counts), forced, mask)
+        row = self._row(0, output_ids, counts)
+        if self.ruler is None:
+            yield TokenChoice(row, forced)
+        else:
+            wish = self.ruler.wish(self.order.wanted, output_ids) if self.order.wanted else None
+            yield TokenChoice(row, forced, self.ruler.next_mask(output_ids), wish)
         for number in range(1, len(draft_ids) + 1):
             so_far = [*output_ids, *draft_ids[:number]]
             yield TokenChoice(self._row(number, so_far, counts.with_more(so_far) if counts is not None else None))
@@ -128,6 +133,14 @@ class DecodeLease:
     def _row(self, offset: int, output_ids: Sequence[int], counts: TokenCounts | None) -> SamplingRow:
         position = self.sequence.num_tokens + offset
         return SamplingRow(self.order.params, position, self.order.prompt_ids, output_ids, counts=counts)
+
+    def ending_before_next(self) -> Ending | None:
+        """The end of its output if no token can follow."""
+        sequence, wanted = self.sequence, self.order.wanted
+        ending = self.order.limits.ending_before(sequence.num_output_tokens, sequence.num_tokens)
+        if ending is None and self.ruler is not None and wanted is not None:
+            return self.ruler.wish_ends_before(wanted, sequence.output_ids)
+        return ending
 
 
 def new_lease(order: Order, geometry: KvGeometry, model_revision: str, worker_id: str, span: Span) -> DecodeLease:

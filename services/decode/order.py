@@ -11,6 +11,7 @@ from meshfire.worker.faults import Fault
 from meshfire.worker.lease_key import LeaseKey
 from services.decode.ending import OutputLimits
 from services.decode.kv_reader import KvSource
+from services.decode.wanted import WantedText
 
 
 @dataclass(frozen=True)
@@ -37,6 +38,8 @@ class Order:
     rule: OutputRule | None = None
     #: the output begins inside the reasoning, which stays free
     in_reasoning: bool = False
+    #: test hook: what it would say if the rule let it
+    wanted: WantedText | None = None
 
     @cached_property
     def prompt_ids(self) -> tuple[int, ...]:

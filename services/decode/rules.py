@@ -19,6 +19,9 @@ from meshfire.grammar.compiler import GrammarCompiler
 from meshfire.grammar.constraint import Constraint, Mask
 from meshfire.grammar.rules import OutputRule
 from meshfire.text.tokenizer import load_tokenizer
+from meshfire.text.vocabulary import Vocabulary
+from services.decode.ending import Ending
+from services.decode.wanted import WantedText, Wish
 
 NextMask: TypeAlias = "Future[Mask | None]"
 
@@ -26,8 +29,11 @@ NextMask: TypeAlias = "Future[Mask | None]"
 class OutputRuler:
     """Masks of one output. `may_break`: tokens are forced on it (test hook); one that breaks the rule ends it."""
 
-    def __init__(self, constraint: Constraint, thread: ThreadPoolExecutor, *, may_break: bool) -> None:
+    def __init__(
+        self, constraint: Constraint, vocabulary: Vocabulary, thread: ThreadPoolExecutor, *, may_break: bool
+    ) -> None:
         self._constraint = constraint
+        self._vocabulary = vocabulary
         self._thread = thread
         self._may_break = may_break
         self._broken = False
@@ -39,6 +45,15 @@ class OutputRuler:
     def masks_along(self, output_ids: Sequence[int], draft_ids: Sequence[int]) -> Future[list[Mask | None]]:
         """Soon: the masks before each draft and after the last, up to the first draft that is forbidden."""
         return self._thread.submit(self._masks_along, output_ids, draft_ids)
+
+    def wish(self, wanted: WantedText, output_ids: Sequence[int]) -> Wish:
+        """Test hook: what the model would like to say next."""
+        rest = wanted.rest_after(self._vocabulary, output_ids)
+        return Wish(self._vocabulary, rest, self._constraint.end_token_ids)
+
+    def wish_ends_before(self, wanted: WantedText, output_ids: Sequence[int]) -> Ending | None:
+        """Test hook: the end for length, once all is said."""
+        return wanted.ending_before(self._vocabulary, output_ids)
 
     def _mask_after(self, output_ids: Sequence[int]) -> Mask | None:
         return None if self._is_broken_by(output_ids) else self._constraint.mask()
@@ -84,7 +99,8 @@ class RuleBook:
             raise BadInput("this worker's model has no tokenizer, so no rule can bind its outputs", field="rule")
         loop = asyncio.get_running_loop()
         program = await loop.run_in_executor(self._compiling, self._compiler.compile, rule)
-        return OutputRuler(Constraint(program, in_reasoning=in_reasoning), self._masking, may_break=may_break)
+        constraint = Constraint(program, in_reasoning=in_reasoning)
+        return OutputRuler(constraint, self._compiler.vocabulary, self._masking, may_break=may_break)
 
     def close(self) -> None:
         """End the threads; a rule that compiles now is finished first."""

@@ -18,6 +18,7 @@ from meshfire.model.prompt_scores import score
 from meshfire.model.sampling import Sampled, SamplingRow, TokenLogprobs, sample
 from meshfire.model.sampling_logprobs import logprobs_of
 from services.decode.rules import NextMask
+from services.decode.wanted import Wish
 
 
 @dataclass(frozen=True)
@@ -29,10 +30,16 @@ class TokenChoice:
     forced: int | None = None
     #: of the sequence's rule; computed while the model runs
     mask: NextMask | None = None
+    #: test hook: what is chosen instead, of what the mask allows
+    wish: Wish | None = None
 
-    def masked_row(self) -> SamplingRow:
+    def masked(self) -> TokenChoice:
         """With the mask, which is waited for. Raises BadInput for a rule that cannot be followed any further."""
-        return self.row if self.mask is None else replace(self.row, allowed=self.mask.result())
+        if self.mask is None:
+            return self
+        allowed = self.mask.result()
+        forced = self.wish.choice(allowed) if self.wish else self.forced
+        return TokenChoice(replace(self.row, allowed=allowed), forced)
 
 
 @dataclass(frozen=True)
@@ -82,10 +89,11 @@ def _sampled(model: CausalLM, plan: StepPlan, hidden: Tensor | None) -> list[Sam
     if not plan.choices:
         return []
     logits = model.logits(_chosen_from(plan, hidden))  # [C, V]
-    sampled = sample(logits, [choice.masked_row() for choice in plan.choices])
+    choices = [choice.masked() for choice in plan.choices]
+    sampled = sample(logits, [choice.row for choice in choices])
     return [
         one if choice.forced is None else _force(choice.row, choice.forced, logits[row : row + 1])
-        for row, (one, choice) in enumerate(zip(sampled, plan.choices, strict=True))
+        for row, (one, choice) in enumerate(zip(sampled, choices, strict=True))
     ]
 
 

@@ -41,7 +41,7 @@ def take(result: PartResult) -> Taken:
         if ending is not None:
             break
         sequence.append(one.token_id)
-        ending = limits.ending_before(sequence.num_output_tokens, sequence.num_tokens)
+        ending = lease.ending_before_next()
         if ending is not None:
             break
     num_taken = sequence.num_output_tokens - first

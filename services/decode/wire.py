@@ -20,6 +20,7 @@ from meshfire.worker.lease_key import LeaseKey
 from services.decode.ending import OutputLimits, Script
 from services.decode.kv_reader import KvSource
 from services.decode.order import Order
+from services.decode.wanted import WantedText
 
 #: fields that generation_config.json may set
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -68,6 +69,7 @@ def order_from(router_id: str, lease: pb.Lease, facts: WorkerFacts, *, now: floa
         num_prompt_logprobs=_num_prompt_logprobs_from(work),
         rule=output_rule.from_wire(work.rule) if work.HasField("rule") else None,
         in_reasoning=work.rule.after_reasoning,
+        wanted=_wanted_from(work, facts),
     )
 
 
@@ -131,9 +133,18 @@ def _script_from(work: pb.DecodeWork, facts: WorkerFacts) -> Script | None:
         return None
     if not facts.hooks_on:
         raise TestHooksOff("this worker runs without test hooks; a script is refused", field="script_token_ids")
+    if _wanted_from(work, facts) is not None:
+        return None
     _check_ids("script_token_ids", work.script_token_ids, facts)
     end_token_id = facts.end_token_ids[0] if work.script_ends_with_eos and facts.end_token_ids else None
     return Script(tuple(work.script_token_ids), end_token_id, work.script_ends_with_eos)
+
+
+def _wanted_from(work: pb.DecodeWork, facts: WorkerFacts) -> WantedText | None:
+    """Only a rule makes a difference: without one, the tokens of the text are known."""
+    if not (facts.hooks_on and work.scripted and work.HasField("rule") and work.HasField("script_wants")):
+        return None
+    return WantedText(work.script_wants, work.script_ends_with_eos)
 
 
 def _check_tokens(work: pb.DecodeWork, facts: WorkerFacts) -> None:

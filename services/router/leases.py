@@ -78,4 +78,6 @@ def _decode(work: Work, epoch: int, generated: Sequence[int], remaining_ms: int)
         decode.scripted = True
         decode.script_token_ids.extend(work.script.token_ids)
         decode.script_ends_with_eos = work.script.ends_with_eos
+        if work.script.wants is not None:
+            decode.script_wants = work.script.wants
     return lease

@@ -86,7 +86,8 @@ class Tokenizers:
             return await stub.TokenizeScript(request, timeout=self.timeout_s, metadata=trace_metadata(traceparent))
 
         response = await self._anywhere(model, call)
-        return Script(tuple(response.token_ids), response.ends_with_eos)
+        wants = response.wants if response.HasField("wants") else None
+        return Script(tuple(response.token_ids), response.ends_with_eos, wants)
 
     async def _anywhere(self, model: str, call: Callable[[rpc.TokenizerServiceAsyncStub], Awaitable[T]]) -> T:
         last: MeshfireError | None = None

@@ -16,6 +16,8 @@ class Script:
 
     token_ids: tuple[int, ...]
     ends_with_eos: bool
+    #: the bytes to say, if it is one text
+    wants: bytes | None = None
 
 
 @dataclass(frozen=True)

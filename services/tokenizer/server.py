@@ -86,7 +86,9 @@ class TokenizerServicer(rpc.TokenizerServiceServicer):
             tokenizer = self._models.find(request.model).tokenizer
             # On a thread: the first script of a model makes the map from bytes to tokens.
             parsed = await asyncio.to_thread(script.parse, request.script_json, tokenizer)
-            return pb.TokenizeScriptResponse(token_ids=parsed.token_ids, ends_with_eos=parsed.ends_with_eos)
+            return pb.TokenizeScriptResponse(
+                token_ids=parsed.token_ids, ends_with_eos=parsed.ends_with_eos, wants=parsed.wants
+            )
 
     def _span(self, name: str, context: Context, attributes: Mapping[str, str | int]) -> Any:
         parent = str(dict(context.invocation_metadata() or ()).get("traceparent", ""))

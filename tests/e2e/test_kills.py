@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from meshfire.client import Delta, Finished, MeshfireClient, Message, Sampling
+from meshfire.client import Delta, Finished, MeshfireClient, Message, OutputRule, RegexRule, Sampling
 from tests.e2e.mesh_process import HOP_TRANSPORTS, MeshProcess, cached_model, start_mesh
 
 VICTIMS = ["decode-0", "expert-0", "expert-1", "prefill-0", "tokenizer-0"]
@@ -27,11 +28,16 @@ def own_mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFa
         yield running
 
 
-async def tell(mesh: MeshProcess, kill: tuple[str, int] | None = None) -> tuple[str, Finished | None]:
+FOX = r"The fox is called [A-Z][a-z]{2,12}\. It is (red|grey|white) and ([1-9]|1[0-4]) years old\."
+
+
+async def tell(
+    mesh: MeshProcess, kill: tuple[str, int] | None = None, rule: OutputRule | None = None
+) -> tuple[str, Finished | None]:
     """The whole answer; `kill` = (process, after how many tokens)."""
     text, tokens, finished = "", 0, None
     async with MeshfireClient(mesh.grpc_address) as client:
-        async for event in client.generate(mesh.model, CHAT, GREEDY, timeout_s=90):
+        async for event in client.generate(mesh.model, CHAT, GREEDY, rule=rule, timeout_s=90):
             if isinstance(event, Delta):
                 text += event.text
                 tokens += len(event.token_ids)
@@ -51,6 +57,18 @@ async def test_a_killed_worker_costs_a_pause_and_no_token(own_mesh: MeshProcess)
         assert text == expected, victim
         assert finished is not None, victim
         own_mesh.wait_serving(restarted=victim)
+
+
+@pytest.mark.timeout(120)
+async def test_a_killed_decode_worker_changes_nothing_of_a_constrained_answer(own_mesh: MeshProcess) -> None:
+    rule = OutputRule(RegexRule(FOX))
+    expected, _ = await tell(own_mesh, rule=rule)
+    text, finished = await tell(own_mesh, kill=("decode-0", 8), rule=rule)
+    assert text == expected
+    assert finished is not None
+    assert finished.receipt.num_failovers
+    assert re.fullmatch(FOX, text)
+    own_mesh.wait_serving(restarted="decode-0")
 
 
 @pytest.mark.timeout(120)

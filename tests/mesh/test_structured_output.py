@@ -186,6 +186,51 @@ async def test_the_reasoning_is_free_and_the_answer_is_bound(mesh: InProcessMesh
     jsonschema.validate(json.loads(called.message.tool_calls[0].function.arguments), BY_NAME["weigh"])
 
 
+LEFT = {
+    "type": "object",
+    "properties": {"left": {"type": "integer"}},
+    "required": ["left"],
+    "additionalProperties": False,
+}
+
+
+async def test_the_schema_covers_exactly_the_content(mesh: InProcessMesh) -> None:
+    """A model that wants to say what it thinks first: with thinking, without, and cut short while it thinks."""
+    schema = {"name": "r", "strict": True, "schema": LEFT}
+    rule = {"response_format": {"type": "json_schema", "json_schema": schema}}
+    answer, thought = '{"left":5}', "Seven minus two is five."
+    thinking = await chat(mesh, headers=script(wants=f"{thought}</think>{answer}"), **rule)
+    assert (thinking.message.reasoning_content, thinking.message.content) == (thought, answer)
+    instant = await chat(mesh, headers=script(wants=answer), extra_body=INSTANT, **rule)
+    assert (getattr(instant.message, "reasoning_content", None) or "", instant.message.content) == ("", answer)
+    cut = await chat(mesh, headers=script(wants=f"{thought}</think>{answer}", end="length"), max_tokens=4, **rule)
+    assert (cut.message.content or "", cut.finish_reason) == ("", "length")
+
+
+async def test_who_wants_to_chat_must_call_or_fit(mesh: InProcessMesh) -> None:
+    wishes = script(wants="Sure! Here is what I found: nothing.")
+    forced = await chat(mesh, headers=wishes, tools=[WEIGH], tool_choice="required", extra_body=INSTANT)
+    jsonschema.validate(json.loads(forced.message.tool_calls[0].function.arguments), BY_NAME["weigh"])
+    assert (forced.finish_reason, forced.message.content) == ("tool_calls", None)
+    chosen = await chat(mesh, headers=wishes, extra_body=INSTANT | {"guided_choice": ["left", "right"]})
+    assert chosen.message.content in ("left", "right")
+    free = await chat(mesh, headers=wishes, tools=[WEIGH], extra_body=INSTANT)
+    assert (free.message.content, free.finish_reason) == ("Sure! Here is what I found: nothing.", "stop")
+
+
+async def test_who_wants_an_undeclared_tool_gets_a_declared_one(mesh: InProcessMesh) -> None:
+    wishes = script(
+        wants="<|tool_calls_section_begin|><|tool_call_begin|>functions.fly:0<|tool_call_argument_begin|>{}"
+        "<|tool_call_end|><|tool_calls_section_end|>"
+    )
+    for tool_choice in ("auto", "required"):
+        choice = await chat(mesh, headers=wishes, tools=[WEIGH], tool_choice=tool_choice, extra_body=INSTANT)
+        assert [one.function.name for one in choice.message.tool_calls] == ["weigh"]
+        jsonschema.validate(json.loads(choice.message.tool_calls[0].function.arguments), BY_NAME["weigh"])
+    none = await chat(mesh, headers=wishes, tools=[WEIGH], tool_choice="none", max_tokens=40, extra_body=INSTANT)
+    assert (none.message.tool_calls, none.finish_reason) == (None, "length")
+
+
 async def test_scripts_may_break_rules(mesh: InProcessMesh) -> None:
     """What a checkpoint writes against the rule must still be tried on the parsers."""
     pieces = ["<|tool_calls_section_begin|>", "<|tool_call_begin|>weigh<|tool_call_argument_begin|>", "{}"]

@@ -22,11 +22,14 @@ from meshfire.grammar.rules import JsonRule, OutputRule
 from meshfire.grammar.schema_limits import check_size
 from meshfire.text.kimi.markers import Markers
 from meshfire.text.tokenizer import Tokenizer
+from meshfire.text.vocabulary import Vocabulary
 
 #: A grammar's text; larger ones are refused before they are parsed.
 MAX_GRAMMAR_BYTES = 256 * 1024
 _KEPT = 256
 _PART = 300  # characters of an engine's message that are passed on
+#: Masks are exact: where only one text can follow, each of its tokenisations may, not the tokenizer's own alone.
+_NO_FORCING = '%llguidance {"no_forcing": true}\n'
 #: Looking for the part of a schema that is refused ends after this, with what was found until then.
 _SEARCH_S = 1.0
 
@@ -64,6 +67,11 @@ class GrammarCompiler:
         self._compiled: OrderedDict[str, LLMatcher] = OrderedDict()
         self._lock = threading.Lock()
 
+    @property
+    def vocabulary(self) -> Vocabulary:
+        """Ids and bytes."""
+        return self._tokenizer.vocabulary
+
     def warm_up(self) -> None:
         """Prepare the vocabulary: up to a second for 163,840 tokens, in which no other thread runs."""
         if self._tokenizer.end_token_ids:
@@ -94,7 +102,7 @@ class GrammarCompiler:
             if known is not None:
                 self._compiled.move_to_end(grammar)
                 return known
-        source = LLMatcher.grammar_from_lark(grammar)
+        source = LLMatcher.grammar_from_lark(_NO_FORCING + grammar)
         matcher = LLMatcher(self._engine, source, log_level=0, limits=_limits())
         if matcher.is_error():
             raise self._complaint(rule, matcher.get_error())

@@ -48,6 +48,11 @@ class Constraint:
         """Tokens that it has taken."""
         return len(self._past)
 
+    @property
+    def end_token_ids(self) -> tuple[int, ...]:
+        """Ids that end an output, where its rule is complete."""
+        return self._program.end_token_ids
+
     def mask(self) -> Mask | None:
         """[V]: True where a token is allowed; None = all are. Not to be changed.
 
@@ -81,7 +86,7 @@ class Constraint:
             self._now = before
 
     def masks_along(self, draft_ids: Sequence[int]) -> list[Mask | None]:
-        """Masks before each draft token and after the last, up to the first draft that is forbidden.
+        """Masks before each draft token and after the last, up to the first draft that is forbidden or ends the output.
 
         k + 1 masks mean that the first k drafts may be taken, if the model agrees. Changes nothing.
         """
@@ -89,12 +94,11 @@ class Constraint:
         taken = 0
         try:
             for token_id in draft_ids:
-                if masks[-1] is not None and not masks[-1][token_id]:
+                mask = masks[-1]
+                if token_id in self._program.end_token_ids or (mask is not None and not mask[token_id]):
                     break
                 self.accept(token_id)
                 taken += 1
-                if token_id in self._program.end_token_ids:
-                    break
                 masks.append(self.mask())
         finally:
             self.undo(taken)

@@ -140,6 +140,7 @@ def start_worker(telemetry: Telemetry, spans: InMemorySpanExporter) -> StartWork
         max_batch: int = 4,
         max_waiting: int = 2,
         hooks_on: bool = True,
+        rules: RuleBook | None = None,
         budget: ChunkBudget = SMALL_CHUNKS,
         speculation: Speculation = NO_DRAFTS,
     ) -> AsyncIterator[Worker]:
@@ -153,7 +154,7 @@ def start_worker(telemetry: Telemetry, spans: InMemorySpanExporter) -> StartWork
         identity = Identity("decode-0.abc", "decode-0", facts, "rev", GEOMETRY)
         with ModelThread("test-model") as thread:
             stepper = Stepper(model, store, thread, experts, table, 10.0, instruments)
-            rules = RuleBook(None)
+            rules = rules or RuleBook(None)
             engine = DecodeEngine(identity, table, reader, stepper, rules, experts, telemetry.tracer, instruments)
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(engine.run(link), name="decode-engine")

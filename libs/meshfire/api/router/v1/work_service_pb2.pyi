@@ -771,7 +771,7 @@ class DecodeWork(_message.Message):
     num_prompt_logprobs: _builtins.int
     """Only without kv_lease_id, as in PrefillWork: tell the log-probabilities of the prompt."""
     script_wants: _builtins.bytes
-    """Test hook: instead of script_token_ids, the bytes of a text that is said in the longest tokens that the rule allows."""
+    """Test hook: the bytes of a text to say, if that is the script: under a rule, in the longest tokens that it allows."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """The prompt and the tokens generated so far; their KV is at kv_address, that of the last one included. Without

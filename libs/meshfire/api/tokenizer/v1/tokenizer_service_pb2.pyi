@@ -710,10 +710,10 @@ class TokenizeScriptResponse(_message.Message):
     ends_with_eos: _builtins.bool
     """True = then an end token, else the output ends for its length."""
     wants: _builtins.bytes
-    """Set = instead, the bytes of a text to say in the longest tokens that the output's rule allows."""
+    """Bytes of a text to say, if that is the script: under a rule, in the longest tokens that it allows."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Token ids to choose, one a step; none with wants."""
+        """Token ids to choose, one a step."""
 
     def __init__(
         self,
