@@ -181,7 +181,9 @@ class ExpertShardServicer(rpc.ExpertShardServiceServicer):
 @asynccontextmanager
 async def build(settings: ExpertShardSettings, mesh: Mesh) -> AsyncIterator[Service]:
     """Load this shard's experts and serve them. Waits for the placement document unless `experts` names some."""
-    facts = await asyncio.to_thread(describe, settings.model_dir, dense_slices=settings.dense_slices)
+    facts = await asyncio.to_thread(
+        describe, settings.model_dir, dense_slices=settings.dense_slices, compute=settings.compute
+    )
     source = await asyncio.to_thread(
         open_experts, settings.model_dir, dense_slices=settings.dense_slices, compute=settings.compute
     )

@@ -13,7 +13,7 @@ from typing import Any
 from meshfire.errors import CheckpointError
 from meshfire.model import deepseek, llama
 from meshfire.model.checkpoint import Checkpoint
-from meshfire.model.compute.choose import choose
+from meshfire.model.compute.choose import choose, resolved
 from meshfire.model.config import Fields, read_json, read_optional_json
 from meshfire.model.experts import ExpertSource
 from meshfire.model.ffn_weights import CheckpointExperts
@@ -58,13 +58,13 @@ class ModelFacts:
     generation_defaults: Mapping[str, Any]
 
 
-def describe(directory: Path, *, dense_slices: int = 0) -> ModelFacts:
-    """Read configuration and headers only. Raises CheckpointError naming the field, file or tensor."""
+def describe(directory: Path, *, dense_slices: int = 0, compute: str = "auto") -> ModelFacts:
+    """Read configuration and headers only. Raises CheckpointError naming the field, file or tensor, BadInput."""
     config = read_json(directory, "config.json")
     generation = read_optional_json(directory, "generation_config.json")
     spec = _parse(config)
     return ModelFacts(
-        revision=model_revision(directory, dense_slices=dense_slices),
+        revision=model_revision(directory, dense_slices=dense_slices, compute=resolved(compute)),
         architecture=config.text("model_type"),
         vocab_size=spec.vocab_size,
         hidden_size=spec.ffn.hidden_size,

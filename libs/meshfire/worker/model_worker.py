@@ -71,7 +71,9 @@ async def model_worker(name: str, settings: ModelWorkerSettings, mesh: Mesh) -> 
     async with AsyncExitStack() as stack:
         thread = ModelThread(f"{name}-model", settings.num_threads)
         stack.push_async_callback(asyncio.to_thread, thread.close)
-        facts = await thread.run(models.describe, settings.model_dir, dense_slices=settings.dense_slices)
+        facts = await thread.run(
+            models.describe, settings.model_dir, dense_slices=settings.dense_slices, compute=settings.compute
+        )
         model, store = await stack.enter_async_context(_model(settings, mesh, facts, thread))
         experts = await stack.enter_async_context(_experts(settings, mesh, facts, worker_id))
         yield ModelWorker(worker_id, settings, mesh, facts, model, store, thread, experts)
