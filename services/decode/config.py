@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from pydantic import Field
 
 from meshfire.runtime.settings import settings_config
@@ -21,6 +23,10 @@ class DecodeSettings(ModelWorkerSettings):
     chunk_tokens: int = Field(default=32, ge=1)
     #: The same while none is.
     idle_chunk_tokens: int = Field(default=256, ge=1)
+    #: Who guesses tokens ahead, so that one step can choose several: the outputs are the same.
+    speculation: Literal["off", "prompt-lookup"] = "off"
+    #: Tokens guessed ahead at most.
+    max_draft_tokens: int = Field(default=4, ge=1, le=32)
     #: Longest silence of a prefill worker while its KV is read.
     read_timeout_s: float = Field(default=15.0, gt=0)
     #: Longest wait for experts in one try of a step; a step that fails in a retryable way is tried again.

@@ -304,15 +304,15 @@ class DecodeEngine:
     async def on_results(self, results: Sequence[PartResult]) -> None:
         """Take the tokens into their sequences, tell the routers, end what is complete."""
         for one in results:
-            if one.sampled is not None:
+            if one.sampled:
                 await self._rehearse(one.lease)
         taken = [take(one) for one in results if not one.lease.ended]
         for done in taken:
-            self._table.scheduler.computed(done.result.lease.sequence, done.result.part.stop)
+            self._table.scheduler.computed(done.result.lease.sequence, done.num_computed_tokens)
             self._tell_prompt(done.result)
         if self._link is not None:
-            tokens = [done.token for done in taken if done.token is not None]
-            for router_id, message in reports.progress_by_router(tokens).items():
+            new = [done.new for done in taken if done.new is not None]
+            for router_id, message in reports.progress_by_router(new).items():
                 self._link.send(router_id, message)
         for done in taken:
             if done.ending is not None:

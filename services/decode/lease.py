@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -22,6 +22,7 @@ from meshfire.model.sampling_counts import TokenCounts
 from meshfire.sched.sequence import Sequence as TokenSequence
 from meshfire.telemetry.spans import traceparent_of
 from meshfire.worker.hop import HopStats
+from services.decode.drafting import DraftPace
 from services.decode.ending import Ending
 from services.decode.order import Order
 from services.decode.read_lease import ReadLease, granted
@@ -48,6 +49,8 @@ class DecodeLease:
     #: the router knows that the prompt is computed
     prompt_told: bool = False
     num_preemptions: int = 0
+    #: guesses its next tokens; None = nothing was guessed yet
+    drafts: DraftPace | None = None
     #: holds its output to the order's rule, from before the first step
     ruler: OutputRuler | None = None
     #: the fault has acted
@@ -109,19 +112,27 @@ class DecodeLease:
         for shard_id, cost in stats.items():
             add_cost(self.shards.setdefault(shard_id, HopStats()), cost)
 
-    def next_choice(self) -> TokenChoice:
-        """How its next token is chosen."""
+    def choices(self, draft_ids: Sequence[int] = ()) -> Iterator[TokenChoice]:
+        """How its next token is chosen, and the one after each draft, should all drafts before be right."""
         sequence, limits = self.sequence, self.order.limits
-        index, output_ids = sequence.num_output_tokens, sequence.output_ids
+        output_ids = sequence.output_ids
         counts = self._token_counts
         if counts is not None:
             counts.catch_up(output_ids)
-        row = SamplingRow(self.order.params, sequence.num_tokens, self.order.prompt_ids, output_ids, counts=counts)
-        forced = limits.script.choice(index) if limits.script else None
+        forced = limits.script.choice(len(output_ids)) if limits.script else None
+        row = self._row(0, output_ids, counts)
         if self.ruler is None:
-            return TokenChoice(row, forced)
-        wish = self.ruler.wish(self.order.wanted, output_ids) if self.order.wanted else None
-        return TokenChoice(row, forced, self.ruler.next_mask(output_ids), wish)
+            yield TokenChoice(row, forced)
+        else:
+            wish = self.ruler.wish(self.order.wanted, output_ids) if self.order.wanted else None
+            yield TokenChoice(row, forced, self.ruler.next_mask(output_ids), wish)
+        for number in range(1, len(draft_ids) + 1):
+            so_far = [*output_ids, *draft_ids[:number]]
+            yield TokenChoice(self._row(number, so_far, counts.with_more(so_far) if counts is not None else None))
+
+    def _row(self, offset: int, output_ids: Sequence[int], counts: TokenCounts | None) -> SamplingRow:
+        position = self.sequence.num_tokens + offset
+        return SamplingRow(self.order.params, position, self.order.prompt_ids, output_ids, counts=counts)
 
     def ending_before_next(self) -> Ending | None:
         """The end of its output if no token can follow."""

@@ -28,6 +28,11 @@ class LeasePart:
         return self.part.is_last and not self.lease.order.prompt_only
 
     @property
+    def num_choices(self) -> int:
+        """Tokens that are chosen: one, and one after each draft."""
+        return 1 + len(self.part.draft_ids) if self.chooses else 0
+
+    @property
     def num_scored(self) -> int:
         """Prompt tokens whose log-probability comes out of it."""
         if self.lease.order.num_prompt_logprobs is None:
@@ -41,10 +46,15 @@ class PartResult:
 
     lease: DecodeLease
     part: StepPart
-    #: None = it had no token to choose yet
-    sampled: Sampled | None
+    #: tokens to append, in order; none = it had no token to choose yet
+    sampled: tuple[Sampled, ...]
     #: of prompt tokens from `part.start + 1` on
     scores: Sequence[TokenLogprobs]
+
+    @property
+    def num_accepted(self) -> int:
+        """Drafts that were right: their KV is computed."""
+        return max(0, len(self.sampled) - 1)
 
 
 class PlannedStep:
@@ -60,9 +70,13 @@ class PlannedStep:
         hidden = tuple(one.lease.last_hidden for one in ready if one.lease.last_hidden is not None)
         self.plan = StepPlan(
             batch,
-            [rows.stop - 1 for one, rows in zip(computing, slices, strict=True) if one.chooses],
+            [
+                row
+                for one, rows in zip(computing, slices, strict=True)
+                for row in range(rows.stop - one.num_choices, rows.stop)
+            ],
             hidden,
-            tuple(one.lease.next_choice() for one in self._parts if one.chooses),
+            tuple(choice for one in self._parts if one.chooses for choice in one.lease.choices(one.part.draft_ids)),
             tuple(_scoring(one, rows.start) for one, rows in zip(computing, slices, strict=True) if one.num_scored),
         )
 
@@ -70,12 +84,19 @@ class PlannedStep:
         """One per part; computing ones first."""
         sampled, scores = iter(done.sampled), iter(done.scores)
         for one in self._parts:
-            yield PartResult(
-                one.lease,
-                one.part,
-                next(sampled) if one.chooses else None,
-                next(scores) if one.num_scored else (),
-            )
+            chosen = [next(sampled) for _ in range(one.num_choices)]
+            kept = accepted(chosen, one.part.draft_ids)
+            yield PartResult(one.lease, one.part, kept, next(scores) if one.num_scored else ())
+
+
+def accepted(sampled: Iterable[Sampled], draft_ids: Sequence[int]) -> tuple[Sampled, ...]:
+    """Tokens chosen after right drafts only; the last one is the first that no draft foretold."""
+    kept = []
+    for index, one in enumerate(sampled):
+        kept.append(one)
+        if index < len(draft_ids) and one.token_id != draft_ids[index]:
+            break
+    return tuple(kept)
 
 
 def _scoring(one: LeasePart, row: int) -> Scoring:

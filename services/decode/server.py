@@ -21,6 +21,7 @@ from services.decode.engine import DecodeEngine, Identity
 from services.decode.instruments import DecodeInstruments
 from services.decode.kv_reader import KvReader
 from services.decode.rules import RuleBook
+from services.decode.speculation import Speculation
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.wire import WorkerFacts
@@ -74,7 +75,8 @@ class _Parts:
             generation_defaults=facts.generation_defaults,
             hooks_on=mesh.test_hooks,
         )
-        table = LeaseTable(scheduler, ChunkBudget(settings.chunk_tokens, settings.idle_chunk_tokens))
+        budget = ChunkBudget(settings.chunk_tokens, settings.idle_chunk_tokens)
+        table = LeaseTable(scheduler, budget, Speculation.named(settings.speculation, settings.max_draft_tokens))
         instruments = DecodeInstruments(mesh.telemetry.meter)
         instruments.observe(
             num_blocks=pool.num_blocks,

@@ -79,8 +79,9 @@ class Stepper:
         started, started_ns = time.perf_counter(), time.time_ns()
         with self.table.stepping(leases):
             done = await self.thread.run(run_step, self.model, self.store, session, step.plan)
-            alive = [one for one in step.results(done) if not one.lease.ended]
-        self.instruments.step_done(parts, len(done.sampled), time.perf_counter() - started)
+            results = list(step.results(done))
+            alive = [one for one in results if not one.lease.ended]
+        self.instruments.step_done(results, time.perf_counter() - started)
         for one in alive:
             one.lease.stepped(len(parts), session.stats, started_ns)
         return alive

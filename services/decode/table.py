@@ -15,14 +15,16 @@ from meshfire.sched.policy import Scheduler
 from meshfire.sched.sequence import Sequence
 from services.decode.lease import DecodeLease
 from services.decode.planning import LeasePart
+from services.decode.speculation import Speculation
 
 
 class LeaseTable:
     """Leases that have not ended, in order of arrival. Lives on the event loop."""
 
-    def __init__(self, scheduler: Scheduler, budget: ChunkBudget) -> None:
+    def __init__(self, scheduler: Scheduler, budget: ChunkBudget, speculation: Speculation) -> None:
         self.scheduler = scheduler
         self._budget = budget
+        self._speculation = speculation
         self._by_request: dict[tuple[str, str], DecodeLease] = {}
         self._by_sequence: dict[Sequence, DecodeLease] = {}
         self._stepping: frozenset[DecodeLease] = frozenset()
@@ -59,7 +61,8 @@ class LeaseTable:
 
     def next_parts(self) -> list[LeasePart]:
         """What the next step computes, oldest lease first; empty if nobody runs."""
-        return [LeasePart(self._by_sequence[one.sequence], one) for one in next_parts(self.scheduler, self._budget)]
+        parts = [LeasePart(self._by_sequence[one.sequence], one) for one in next_parts(self.scheduler, self._budget)]
+        return self._speculation.with_drafts(parts, self.scheduler)
 
     def remove(self, lease: DecodeLease) -> None:
         """End a lease; its blocks are free now, or when the step that uses them is over."""

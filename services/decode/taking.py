@@ -9,34 +9,44 @@ from dataclasses import dataclass
 
 from services.decode.ending import Ending
 from services.decode.planning import PartResult
-from services.decode.reports import NewToken
+from services.decode.reports import NewTokens
 
 
 @dataclass(frozen=True)
 class Taken:
-    """New tokens of one lease, and the end of its output if it has come."""
+    """What one lease got, and the end of its output if it has come."""
 
     result: PartResult
-    token: NewToken | None
+    new: NewTokens | None
     ending: Ending | None
+    #: tokens of the sequence whose KV is computed now
+    num_computed_tokens: int
 
 
 def take(result: PartResult) -> Taken:
-    """Append the token, unless it is an end token."""
-    lease = result.lease
+    """Append the tokens, up to the end of the output; an end token is not part of it."""
+    lease, part = result.lease, result.part
     sequence, limits = lease.sequence, lease.order.limits
     if result.scores:
         _note_scored(result)
-    if result.sampled is None:
-        done = result.part.is_last and lease.order.prompt_only
-        return Taken(result, None, limits.ending_before(0, sequence.num_tokens) if done else None)
-    index = sequence.num_output_tokens
-    ending = limits.ending_with(index, result.sampled.token_id)
-    if ending is not None:
-        return Taken(result, None, ending)
-    sequence.append(result.sampled.token_id)
-    token = NewToken(lease.order, index, result.sampled)
-    return Taken(result, token, lease.ending_before_next())
+    if part.draft_ids and lease.drafts is not None:
+        lease.drafts.verified(len(part.draft_ids), result.num_accepted)
+    if not result.sampled:
+        done = part.is_last and lease.order.prompt_only
+        ending = limits.ending_before(0, sequence.num_tokens) if done else None
+        return Taken(result, None, ending, part.stop)
+    first, ending = sequence.num_output_tokens, None
+    for one in result.sampled:
+        ending = limits.ending_with(sequence.num_output_tokens, one.token_id)
+        if ending is not None:
+            break
+        sequence.append(one.token_id)
+        ending = lease.ending_before_next()
+        if ending is not None:
+            break
+    num_taken = sequence.num_output_tokens - first
+    new = NewTokens(lease.order, first, result.sampled[:num_taken]) if num_taken else None
+    return Taken(result, new, ending, part.stop + min(num_taken, result.num_accepted))
 
 
 def _note_scored(result: PartResult) -> None:

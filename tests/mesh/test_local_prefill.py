@@ -66,6 +66,15 @@ async def test_streams_without_prefill_workers_are_those_with_them(
     assert not any("prefill" in str(name) for name in names)
 
 
+async def test_speculation_changes_no_stream(tmp_path: Path) -> None:
+    directory = oracles.make_deepseek_checkpoint(tmp_path / "model")
+    found = []
+    for speculation in ("off", "prompt-lookup"):
+        async with in_process_mesh({"m": directory}, speculation=speculation, prefill=0) as mesh:
+            found.append(await streams(mesh))
+    assert found[0] == found[1]
+
+
 async def test_a_follow_up_turn_is_computed_where_its_prefix_is(tmp_path: Path) -> None:
     """Long prompts go to prefill; the next turn lacks little of what decode holds, its output included."""
     directory = oracles.make_llama_checkpoint(tmp_path / "model")

@@ -121,6 +121,8 @@ class _Builder:
             "EXPERTS": "mesh" if model.expert_shards else "local",
             "TENSOR_PARALLEL": str(model.topology.tensor_parallel),
         }
+        if role == "decode":
+            env["SPECULATION"] = model.topology.speculation
         return self._spec(role, f"{role}-{number}", env, shards, model.topology.served_name)
 
     def gateway(self, number: int, routers: Sequence[ProcessSpec], workers: Sequence[ProcessSpec]) -> ProcessSpec:

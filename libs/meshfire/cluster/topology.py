@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -37,6 +37,8 @@ class ModelTopology(_Strict):
     compute: ComputeName = "auto"
     #: ranks of each prefill and decode worker, which share its heads, neurons and columns
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    #: who guesses tokens ahead in decode workers, so that one step can choose several: off or prompt-lookup
+    speculation: Literal["off", "prompt-lookup"] = "off"
     #: torch threads of each worker
     num_threads: Annotated[int, Field(ge=1)] = 1
 

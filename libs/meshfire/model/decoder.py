@@ -58,10 +58,11 @@ class Decoder:
         Raises InvalidPrompt for ids outside the vocabulary, and whatever the expert backend raises.
         """
         hidden = self.embed(batch.token_ids)
+        added = None  # what a half layer adds is added by the norm of the next half
         for index, layer in enumerate(self.layers):
-            hidden = hidden + layer.attention(index, layer.input_norm(hidden), batch, kv)
-            hidden = hidden + layer.ffn(index, layer.ffn_norm(hidden), experts)
-        return self.norm(hidden)
+            added = layer.attention(index, layer.input_norm.after_adding(hidden, added), batch, kv)
+            added = layer.ffn(index, layer.ffn_norm.after_adding(hidden, added), experts)
+        return self.norm.after_adding(hidden, added)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, H] → [N, V] float32."""

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from meshfire.model.decoder import Decoder, DecoderLayer
 from meshfire.model.interface import CausalLM, ExpertBackend, ForwardBatch, KvView, SequenceSlice
+from meshfire.model.norm import RmsNorm
 
 
 def overlapped(model: CausalLM, overlap_from: int) -> CausalLM:
@@ -55,7 +56,7 @@ class Overlapped:
         for index, layer in enumerate(self.decoder.layers):
             for half in halves:
                 half.begin(index, layer, kv, experts)
-        return self.decoder.norm(torch.cat([half.collect() for half in halves]))
+        return torch.cat([half.end(self.decoder.norm) for half in halves])
 
     def logits(self, hidden: Tensor) -> Tensor:
         """As `CausalLM.logits`."""
@@ -65,22 +66,19 @@ class Overlapped:
 @dataclass(eq=False)
 class _Half:
     batch: ForwardBatch
+    #: changed in place
     hidden: Tensor
-    #: the FFN of the last layer that was begun
+    #: the FFN that was begun last: its result is still to be added to `hidden`
     ffn: Callable[[], Tensor] | None = None
 
     def begin(self, index: int, layer: DecoderLayer, kv: KvView, experts: ExpertBackend) -> None:
         """Finish the layer before, run this one's attention, start its FFN."""
-        hidden = self.collect()
-        self.hidden = hidden + layer.attention(index, layer.input_norm(hidden), self.batch, kv)
-        self.ffn = layer.ffn.begin(index, layer.ffn_norm(self.hidden), experts)
+        attended = layer.attention(index, self.end(layer.input_norm), self.batch, kv)
+        self.ffn = layer.ffn.begin(index, layer.ffn_norm.after_adding(self.hidden, attended), experts)
 
-    def collect(self) -> Tensor:
-        """Hidden states after what was begun."""
-        if self.ffn is not None:
-            self.hidden = self.hidden + self.ffn()
-            self.ffn = None
-        return self.hidden
+    def end(self, norm: RmsNorm) -> Tensor:
+        """The norm of the hidden states after what was begun."""
+        return norm.after_adding(self.hidden, self.ffn() if self.ffn is not None else None)
 
 
 def _rows_of(batch: ForwardBatch, start: int, stop: int, block_tokens: int) -> ForwardBatch:

@@ -27,11 +27,12 @@ def forward_batch(parts: Iterable[StepPart]) -> ForwardBatch:
     slices: list[SequenceSlice] = []
     for part in parts:
         _require_runnable(part)
-        start, new = len(token_ids), range(part.start, part.stop)
+        start, new = len(token_ids), range(part.start, part.start + part.num_rows)
         token_ids += part.sequence.token_ids[part.start : part.stop]
+        token_ids += part.draft_ids
         positions += new
         slots += _slots(part.sequence.block_table, new, part.sequence.chain.block_tokens)
-        slices.append(SequenceSlice(start, len(token_ids), part.stop, _block_table(part)))
+        slices.append(SequenceSlice(start, len(token_ids), new.stop, _block_table(part, new.stop)))
     return ForwardBatch(_int64(token_ids), _int64(positions), _int64(slots), tuple(slices))
 
 
@@ -39,16 +40,19 @@ def _slots(block_table: Sequence[int], positions: Iterable[int], block_tokens: i
     return [block_table[position // block_tokens] * block_tokens + position % block_tokens for position in positions]
 
 
-def _block_table(part: StepPart) -> torch.Tensor:
+def _block_table(part: StepPart, context_tokens: int) -> torch.Tensor:
     """[ceil(context / P)]: a reserved block past the context is not the model's business."""
-    return _int64(part.sequence.block_table[: num_blocks_for(part.stop, part.sequence.chain.block_tokens)])
+    return _int64(part.sequence.block_table[: num_blocks_for(context_tokens, part.sequence.chain.block_tokens)])
 
 
 def _require_runnable(part: StepPart) -> None:
     if not 0 <= part.start < part.stop <= part.sequence.num_tokens:
         raise InternalError(f"tokens {part.start} to {part.stop} of {part.sequence.num_tokens}: nothing to run")
-    if part.stop > len(part.sequence.block_table) * part.sequence.chain.block_tokens:
-        raise InternalError(f"{len(part.sequence.block_table)} KV blocks do not hold {part.stop} tokens")
+    if part.draft_ids and not part.is_last:
+        raise InternalError("a draft in the middle of a sequence")
+    stop = part.start + part.num_rows
+    if stop > len(part.sequence.block_table) * part.sequence.chain.block_tokens:
+        raise InternalError(f"{len(part.sequence.block_table)} KV blocks do not hold {stop} tokens")
 
 
 def _int64(values: Sequence[int]) -> torch.Tensor:

@@ -15,11 +15,18 @@ from meshfire.sched.sequence import Sequence
 
 @dataclass(frozen=True)
 class StepPart:
-    """Tokens `start … stop - 1` of a sequence; none for one whose hidden state came from elsewhere."""
+    """Tokens `start … stop - 1` of a sequence, none for one whose hidden state came from elsewhere; then guesses of
+    what may follow its last token."""
 
     sequence: Sequence
     start: int
     stop: int
+    draft_ids: tuple[int, ...] = ()
+
+    @property
+    def num_rows(self) -> int:
+        """Tokens that the model computes."""
+        return self.stop - self.start + len(self.draft_ids)
 
     @property
     def is_last(self) -> bool:

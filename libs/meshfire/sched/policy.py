@@ -134,6 +134,14 @@ class Scheduler:
                 sequence.block_table += self._pool.allocate(sequence.num_missing_blocks())
         return preempted
 
+    def reserve(self, sequence: Sequence, num_more_tokens: int) -> int:
+        """Blocks for tokens after its last one, without preempting anybody; for how many of them there is room."""
+        spare = max(0, self._pool.num_free - self.num_active)
+        missing = min(sequence.num_missing_blocks(num_more_tokens), spare)
+        sequence.block_table += self._pool.allocate(missing)
+        room = len(sequence.block_table) * self._block_tokens - sequence.num_tokens
+        return min(num_more_tokens, room)
+
     def remove(self, sequence: Sequence) -> None:
         """End a sequence in whatever state and free its blocks. Ending it twice is no error."""
         if sequence.state is SequenceState.ENDED:

@@ -22,6 +22,7 @@ from meshfire.telemetry.setup import Telemetry, configure
 from services.decode.engine import DecodeEngine, Identity
 from services.decode.instruments import DecodeInstruments
 from services.decode.rules import RuleBook
+from services.decode.speculation import Speculation
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.wire import WorkerFacts
@@ -38,6 +39,7 @@ from tests.unit.decode.fakes import (
 )
 
 ROUTER = "router-0"
+NO_DRAFTS = Speculation()
 SMALL_CHUNKS = ChunkBudget(beside_others=3, alone=5)
 
 
@@ -140,11 +142,12 @@ def start_worker(telemetry: Telemetry, spans: InMemorySpanExporter) -> StartWork
         hooks_on: bool = True,
         rules: RuleBook | None = None,
         budget: ChunkBudget = SMALL_CHUNKS,
+        speculation: Speculation = NO_DRAFTS,
     ) -> AsyncIterator[Worker]:
         pool, store = BlockPool(num_blocks), KvStore(GEOMETRY, num_blocks)
         model, reader, experts, link = FakeModel(), FakeReader(store), FakeExperts(), FakeLink()
         scheduler = Scheduler(pool, block_tokens=P, max_active=max_batch, max_waiting=max_waiting)
-        table = LeaseTable(scheduler, budget)
+        table = LeaseTable(scheduler, budget, speculation)
         instruments = DecodeInstruments(telemetry.meter)
         limit = min(CONTEXT_TOKENS, num_blocks * P)
         facts = WorkerFacts("fake", VOCAB_SIZE, limit, (END_ID,), {}, hooks_on)
