@@ -200,3 +200,20 @@ async def test_usage_comes_once_and_only_where_it_is_wanted(mesh: InProcessMesh)
         json={"model": "m", "messages": [USER], "stream": False, "stream_options": {"include_usage": True}},
     )
     assert (refused.status_code, refused.json()["error"]["param"]) == (400, "stream_options")
+
+
+async def test_large_requests_are_answered_or_refused_at_the_door(mesh: InProcessMesh) -> None:
+    """Several times gRPC's usual limit of 4 MiB; what is too long is said in the caller's words."""
+    for size in (3_000_000, 9_000_000):
+        body = {"model": "m", "messages": [{"role": "user", "content": "word " * (size // 5)}], "max_tokens": 1}
+        answer = await post(mesh, "/v1/chat/completions", json=body)
+        assert answer.status_code in (400, 413), answer.text[:300]
+        assert answer.json()["error"]["code"] in ("context_length_exceeded", "request_too_large")
+    schema = {"enum": ["x" * 100] * 40_000}
+    body = {"model": "m", "messages": [USER], "guided_json": schema}
+    answer = await post(mesh, "/v1/chat/completions", json=body)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "guided_json")
+    told = await whole(mesh, max_tokens=300, ignore_eos=True, logprobs=True, top_logprobs=20)
+    logprobs = told["choices"][0]["logprobs"]["content"]
+    assert len(logprobs) == 300
+    assert all(len(one["top_logprobs"]) == 20 for one in logprobs)
