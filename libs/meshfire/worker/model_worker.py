@@ -15,6 +15,7 @@ from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.kv.store import KvStore
 from meshfire.model import registry as models
 from meshfire.model.experts import LocalExperts as InProcessExperts
+from meshfire.model.halves import overlapped
 from meshfire.model.interface import CausalLM, KvGeometry
 from meshfire.parallel.ranks import ModelOptions, open_ranks
 from meshfire.rpc import geometry as geometry_codec
@@ -92,6 +93,8 @@ async def _model(
             block_tokens=settings.block_tokens,
             compute=settings.compute,
         )
+        if settings.experts == "mesh":  # experts in this process leave nothing to wait for
+            model = overlapped(model, settings.overlap_from)
         yield model, KvStore(model.geometry, settings.blocks_of(model.geometry))
         return
     columns = models.kv_columns(settings.model_dir)
