@@ -72,6 +72,11 @@ class GrammarCompiler:
         """Ids and bytes."""
         return self._tokenizer.vocabulary
 
+    @property
+    def speaks_kimi(self) -> bool:
+        """Whether the vocabulary has the markers of tool calls."""
+        return self._markers is not None
+
     def warm_up(self) -> None:
         """Prepare the vocabulary: up to a second for 163,840 tokens, in which no other thread runs."""
         if self._tokenizer.end_token_ids:

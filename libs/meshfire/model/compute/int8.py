@@ -79,16 +79,16 @@ class Int8Compute:
 
     def linear(self, weight: StoredWeight, bias: Tensor | None = None) -> Int8Linear:
         """Pack a matrix [out, in] and a bias [out]."""
-        matrix = pack(weight.dequantized())
+        matrix = pack(self._library, weight.dequantized())
         return Int8Linear(matrix, bias, int8.linear(self._library, matrix, bias))
 
     def ffn(self, weights: StoredFfn) -> Int8Ffn:
         """Pack one SwiGLU."""
-        first = pack_gated(weights.gate.dequantized(), weights.up.dequantized())
-        second = pack(weights.down.dequantized())
+        first = pack_gated(self._library, weights.gate.dequantized(), weights.up.dequantized())
+        second = pack(self._library, weights.down.dequantized())
         return Int8Ffn(first, second, int8.ffn(self._library, first, second))
 
     def gated(self, gate: StoredWeight, up: StoredWeight) -> Int8Gated:
         """Pack the first half of a SwiGLU."""
-        matrix = pack_gated(gate.dequantized(), up.dequantized())
+        matrix = pack_gated(self._library, gate.dequantized(), up.dequantized())
         return Int8Gated(matrix, int8.gated(self._library, matrix))
