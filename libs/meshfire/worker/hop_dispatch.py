@@ -15,6 +15,7 @@ from torch import Tensor
 
 from meshfire.dispatch.combine import combine
 from meshfire.errors import MeshfireError, StaleEpoch
+from meshfire.rpc.lane_frame import Frame
 from meshfire.worker.hop import Hop, HopStats, PendingHops, Step
 from meshfire.worker.hop_lane import HopLane, ready
 from meshfire.worker.hop_wire import count, error_in, partial_of
@@ -69,7 +70,11 @@ class Dispatch:
             partial = partial_of(hop)
             count(hop, partial, self.stats.setdefault(hop.shard_id, HopStats()))
             partials.append(partial)
-        return combine(partials, *self.step.hidden.shape)
+        total = combine(partials, *self.step.hidden.shape)
+        for hop in self._answered:
+            if isinstance(hop.answer, Frame):
+                hop.answer.release()
+        return total
 
     def _collect(self) -> None:
         """Until every hop on a lane is answered or somebody else's."""
