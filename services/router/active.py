@@ -114,13 +114,17 @@ class ActiveRequest:
     def _step(self, event: ev.Event) -> None:
         before = self.life
         self.life, actions = apply(before, event)
-        for worker_id in before.holders - self.life.holders:
-            self._desk.hold(worker_id, self.work.request_id, holds=False)
-        for worker_id in self.life.holders - before.holders:
-            self._desk.hold(worker_id, self.work.request_id, holds=True)
+        if not self.life.holds_like(before):
+            self._note_holders(before.holders, self.life.holders)
         if self.life.num_failures > before.num_failures and self.life.phase not in ENDED:
             self._watcher.failed_over(self.life)
         self._do_all(actions)
+
+    def _note_holders(self, before: frozenset[str], now: frozenset[str]) -> None:
+        for worker_id in before - now:
+            self._desk.hold(worker_id, self.work.request_id, holds=False)
+        for worker_id in now - before:
+            self._desk.hold(worker_id, self.work.request_id, holds=True)
 
     def _do_all(self, actions: tuple[ev.Action, ...]) -> None:
         for action in actions:

@@ -81,12 +81,22 @@ class Life:
     @property
     def holders(self) -> frozenset[str]:
         """Workers that hold a lease or KV of this epoch."""
-        named = {
-            Phase.PREFILLING: (self.prefill_worker,),
-            Phase.QUEUED_DECODE: (self.prefill_worker,),
-            Phase.DECODING: (self.decode_worker, None if self.decode_started else self.prefill_worker),
-        }.get(self.phase, ())
+        if self.phase is Phase.DECODING:
+            named = (self.decode_worker, None if self.decode_started else self.prefill_worker)
+        elif self.phase is Phase.PREFILLING or self.phase is Phase.QUEUED_DECODE:
+            named = (self.prefill_worker, None)
+        else:
+            return frozenset()
         return frozenset(worker for worker in named if worker is not None)
+
+    def holds_like(self, other: Life) -> bool:
+        """Whether the same workers hold something, as far as can be told without looking: true of most steps."""
+        return (
+            self.phase is other.phase
+            and self.decode_started == other.decode_started
+            and self.prefill_worker == other.prefill_worker
+            and self.decode_worker == other.decode_worker
+        )
 
 
 Step: TypeAlias = tuple[Life, tuple[ev.Action, ...]]

@@ -65,13 +65,16 @@ class TokenizerServicer(rpc.TokenizerServiceServicer):
             model = self._models.find(start.model)
             decoder = wire.detokenizer(model, start)
             num_tokens = 0
-            async for request in request_iterator:
-                tokens = _tokens_of(request)
-                num_tokens += len(tokens.token_ids)
+            try:
+                async for request in request_iterator:
+                    tokens = _tokens_of(request)
+                    num_tokens += len(tokens.token_ids)
+                    is_long = len(tokens.token_ids) > self._settings.inline_tokens
+                    yield await _off_loop(is_long, partial(wire.decoded, model, decoder, tokens))
+            finally:
+                # Once a stream: for each token they would cost as much as its text.
                 current.set_attribute(names.ATTR_TOKENS_OUTPUT, num_tokens)
-                self._instruments.tokens(start.model, "Detokenize", len(tokens.token_ids))
-                is_long = len(tokens.token_ids) > self._settings.inline_tokens
-                yield await _off_loop(is_long, partial(wire.decoded, model, decoder, tokens))
+                self._instruments.tokens(start.model, "Detokenize", num_tokens)
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         """Facts of one vocabulary, or of all."""

@@ -27,22 +27,26 @@ def forward_batch(parts: Iterable[StepPart]) -> ForwardBatch:
     slices: list[SequenceSlice] = []
     for part in parts:
         _require_runnable(part)
-        start, new = len(token_ids), range(part.start, part.start + part.num_rows)
-        token_ids += part.sequence.token_ids[part.start : part.stop]
-        token_ids += part.draft_ids
-        positions += new
-        slots += _slots(part.sequence.block_table, new, part.sequence.chain.block_tokens)
-        slices.append(SequenceSlice(start, len(token_ids), new.stop, _block_table(part, new.stop)))
+        sequence, start, stop = part.sequence, len(token_ids), part.start + part.num_rows
+        block_tokens = sequence.chain.block_tokens
+        if stop - part.start == 1:  # most of them, and many in a step
+            token_ids.append(sequence.token_ids[part.start])
+            positions.append(part.start)
+            slots.append(_slot(sequence.block_table, part.start, block_tokens))
+        else:
+            token_ids += sequence.token_ids[part.start : part.stop]
+            token_ids += part.draft_ids
+            positions += range(part.start, stop)
+            slots += [_slot(sequence.block_table, position, block_tokens) for position in range(part.start, stop)]
+        # A reserved block past the context is not the model's business.
+        table = sequence.table(num_blocks_for(stop, block_tokens))
+        slices.append(SequenceSlice(start, len(token_ids), stop, table))
     return ForwardBatch(_int64(token_ids), _int64(positions), _int64(slots), tuple(slices))
 
 
-def _slots(block_table: Sequence[int], positions: Iterable[int], block_tokens: int) -> list[int]:
-    return [block_table[position // block_tokens] * block_tokens + position % block_tokens for position in positions]
-
-
-def _block_table(part: StepPart, context_tokens: int) -> torch.Tensor:
-    """[ceil(context / P)]: a reserved block past the context is not the model's business."""
-    return _int64(part.sequence.block_table[: num_blocks_for(context_tokens, part.sequence.chain.block_tokens)])
+def _slot(block_table: Sequence[int], position: int, block_tokens: int) -> int:
+    block, offset = divmod(position, block_tokens)
+    return block_table[block] * block_tokens + offset
 
 
 def _require_runnable(part: StepPart) -> None:

@@ -119,6 +119,7 @@ class Scheduler:
                 return
             self._pool.release([sequence.block_table[index]])
             sequence.block_table[index] = shared[0]
+            sequence.blocks_changed()
             sequence.num_published_blocks = index + 1
             sequence.num_computed_tokens += self._block_tokens
 
@@ -130,8 +131,8 @@ class Scheduler:
                 newest = self._active[-1]
                 self._preempt(newest)
                 preempted.append(newest)
-            if sequence.active:
-                sequence.block_table += self._pool.allocate(sequence.num_missing_blocks())
+            if sequence.active and (missing := sequence.num_missing_blocks()):
+                sequence.block_table += self._pool.allocate(missing)
         return preempted
 
     def reserve(self, sequence: Sequence, num_more_tokens: int) -> int:
@@ -168,6 +169,7 @@ class Scheduler:
 
     def _free_blocks(self, sequence: Sequence) -> None:
         blocks, sequence.block_table = sequence.block_table, []
+        sequence.blocks_changed()
         sequence.num_computed_tokens = sequence.num_held_blocks = sequence.num_published_blocks = 0
         self._pool.release(blocks)
 

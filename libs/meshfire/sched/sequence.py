@@ -13,6 +13,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+import torch
+
 from meshfire.kv.hashing import HashChain, num_blocks_for
 
 
@@ -47,6 +49,8 @@ class Sequence:
     #: leading blocks of block_table that were offered to the pool under their names
     num_published_blocks: int = 0
     state: SequenceState = SequenceState.WAITING
+    #: block_table as a tensor, made when a step needs it
+    _table: torch.Tensor | None = field(default=None, repr=False)
 
     @property
     def num_tokens(self) -> int:
@@ -80,6 +84,16 @@ class Sequence:
             return self.num_tokens
         last = self.num_tokens - 1
         return last if self.wanted_from is None else min(last, self.wanted_from)
+
+    def blocks_changed(self) -> None:
+        """Call after a block of block_table was replaced; one that was added is seen."""
+        self._table = None
+
+    def table(self, num_blocks: int) -> torch.Tensor:
+        """The first `num_blocks` of block_table: [num_blocks] int64. Made anew only when blocks came or went."""
+        if self._table is None or len(self._table) != len(self.block_table):
+            self._table = torch.tensor(self.block_table, dtype=torch.int64)
+        return self._table[:num_blocks]
 
     def append(self, token_id: int) -> None:
         """The next token of the output. Its KV is computed by the step after."""

@@ -144,6 +144,30 @@ async def test_a_wrong_chat_field_is_named(
     assert gateway.router.requests == []
 
 
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "url",
+    [
+        {"url": "data:image/png;base64,@@not-base64@@"},
+        {"url": "data:image/jpeg;base64,/9j/4AAQSkZJRg"},
+        {"url": "data:image/png;base64,"},
+        {"url": "data:text/plain;base64,aGVsbG8="},
+        {"url": "http://169.254.169.254/latest/x.png"},
+        "iVBORw0KGgoA",
+    ],
+)
+async def test_images_are_refused_whatever_is_in_them(gateway: Gateway, url: Any, stream: bool) -> None:
+    """Nothing is decoded or fetched, and nothing of it is repeated."""
+    parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": url}]
+    response = await gateway.post(
+        CHAT, {"model": MODEL, "messages": [{"role": "user", "content": parts}], "stream": stream}
+    )
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, "messages[0].content[1].image_url")
+    assert "base64" not in error["message"]
+    assert "169.254" not in error["message"]
+
+
 @pytest.mark.parametrize(
     ("change", "param"),
     [
