@@ -248,6 +248,26 @@ def test_hostile_rules_are_bounded(compiler: GrammarCompiler) -> None:
         compiler.compile(OutputRule(RegexRule("(" * 500 + "a" + "){1,50}" * 500)))
 
 
+def test_an_ambiguous_grammar_is_given_up_before_it_takes_long(
+    small_kimi: TiktokenTokenizer, compiler: GrammarCompiler
+) -> None:
+    under = constraint(compiler, OutputRule(GrammarRule('start: e\ne: e e e | "a" | "a" e | e "a" |\n')))
+    with pytest.raises(BadInput, match="Too many items"):
+        for _ in range(300):
+            under.mask()
+            under.accept(ord("a"))
+
+
+def test_a_large_schema_is_followed_to_its_end(small_kimi: TiktokenTokenizer, compiler: GrammarCompiler) -> None:
+    branches = [{"type": "object", "properties": {f"p{i}": {"pattern": f"^.*{i}.*$"}}} for i in range(100)]
+    under = constraint(compiler, OutputRule(JsonRule({"anyOf": branches})))
+    for token_id in b'{"p1": "hello 1 world", "x": [1,2,{"y": "z"}]}':
+        mask = under.mask()
+        assert mask is not None
+        assert mask[token_id]
+        under.accept(token_id)
+
+
 def test_compiled_rules_are_shared_and_outputs_are_not(
     small_kimi: TiktokenTokenizer, compiler: GrammarCompiler
 ) -> None:
