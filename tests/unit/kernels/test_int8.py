@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from collections.abc import Iterator
 
 import pytest
@@ -11,20 +10,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from meshfire.cache_dir import cache_dir
 from meshfire.kernels import int8, int8_torch
-from meshfire.kernels.build import build
 from meshfire.kernels.int8_pack import Int8Matrix, pack, pack_gated
-from meshfire.kernels.native import Kernels, kernels, load
+from meshfire.kernels.native import Kernels, kernels
+from tests.unit.kernels.levels import LEVELS, compiled, kernels_of, noise, same_bits
 
-LEVELS = {"best": (), "avx2": ("-mno-avx512f",), "scalar": ("-DMESHFIRE_SCALAR",)}
-
-pytestmark = pytest.mark.skipif(shutil.which("c++") is None, reason="no C++ compiler here")
+pytestmark = compiled
 
 
 @pytest.fixture(scope="module", params=LEVELS)
 def native(request: pytest.FixtureRequest) -> Kernels:
-    return kernels() if request.param == "best" else load(build(cache_dir() / "kernels", LEVELS[request.param]))
+    return kernels_of(request.param)
 
 
 @pytest.fixture
@@ -34,11 +30,6 @@ def two_threads() -> Iterator[None]:
     kernels().set_threads(1)
 
 
-def noise(*shape: int, seed: int = 0) -> Tensor:
-    generator = torch.Generator().manual_seed(seed)
-    return torch.randn(*shape, generator=generator) * torch.rand(shape[0], 1, generator=generator).exp()
-
-
 def plain_values(matrix: Int8Matrix) -> Tensor:
     """Int8 weights [N, C] as Python would read the panels, element by element."""
     out = torch.zeros(matrix.num_outputs, matrix.num_inputs, dtype=torch.int64)
@@ -46,10 +37,6 @@ def plain_values(matrix: Int8Matrix) -> Tensor:
         for k in range(matrix.num_inputs):
             out[n, k] = matrix.panels[n // 32, k // 2, n % 32 // 16, n % 16, k % 2]
     return out
-
-
-def same_bits(one: Tensor, other: Tensor) -> bool:
-    return torch.equal(one.view(torch.int32), other.view(torch.int32))
 
 
 def test_a_product_is_the_integer_sum_times_two_scales(native: Kernels) -> None:
@@ -153,7 +140,7 @@ def test_packing_is_the_same_in_torch(native: Kernels, outputs: int, inputs: int
         (pack_gated(native.library, first, second), pack_gated(None, first, second)),
         (pack(native.library, first.bfloat16()), pack(None, first.bfloat16())),
     )
-    for compiled, plain in pairs:
-        assert torch.equal(compiled.panels, plain.panels)
-        assert same_bits(compiled.scales, plain.scales)
-        assert (compiled.num_outputs, compiled.num_inputs) == (plain.num_outputs, plain.num_inputs)
+    for native_one, plain in pairs:
+        assert torch.equal(native_one.panels, plain.panels)
+        assert same_bits(native_one.scales, plain.scales)
+        assert (native_one.num_outputs, native_one.num_inputs) == (plain.num_outputs, plain.num_inputs)

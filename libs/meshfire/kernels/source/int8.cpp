@@ -6,22 +6,19 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "activations.h"
 #include "export.h"
 #include "lanes.h"
-#include "pool.h"
+#include "panels.h"
 #include "silu.h"
 
 namespace meshfire {
 namespace {
 
-constexpr int kPanel = 2 * kLanes;
 constexpr int64_t kPairBytes = 2 * kPanel;
-constexpr int64_t kAheadBytes = 2048;   // prefetch distance within and beyond a panel
-constexpr int64_t kRowChunk = 96;       // rows whose integers stay in the second-level cache while panels go by
+constexpr int64_t kAheadBytes = 2048;  // prefetch distance within and beyond a panel
 
 struct Weights {
     const int8_t* panels;  // [ceil(outputs / 32)] panels of pairs x 64 bytes
@@ -55,80 +52,58 @@ inline void tile(const int8_t* panel, int64_t pairs, const int16_t* rows, int64_
         for (int h = 0; h < HALVES; ++h) {
             Lanes::Sum sum = total[0][r][h];
             for (int u = 1; u < UNROLL; ++u) sum = Lanes::add(sum, total[u][r][h]);
-            Lanes::store(sums + r * kPanel + h * kLanes, sum);
+            Lanes::store(sums + r * kPanel + h * kGroup, sum);
         }
 }
 
 template <int ROWS>
-void panel_sums(const int8_t* panel, int64_t pairs, const int16_t* rows, int64_t stride, int32_t* sums) {
-    constexpr int unroll = ROWS == 1 ? 4 : ROWS == 2 && Lanes::kHalves == 2 ? 2 : 1;  // enough sums in flight
-    for (int half = 0; half < 2; half += Lanes::kHalves)
-        tile<ROWS, Lanes::kHalves, unroll>(panel + half * kPanel, pairs, rows, stride, sums + half * kLanes);
-}
+struct PanelSums {
+    static void run(const int8_t* panel, int64_t pairs, const int16_t* rows, int64_t stride, int32_t* sums) {
+        constexpr int unroll = ROWS == 1 ? 4 : ROWS == 2 && Lanes::kHalves == 2 ? 2 : 1;  // enough sums in flight
+        for (int half = 0; half < 2; half += Lanes::kHalves)
+            tile<ROWS, Lanes::kHalves, unroll>(panel + half * kPanel, pairs, rows, stride, sums + half * kGroup);
+    }
+};
 
-using PanelSums = void (*)(const int8_t*, int64_t, const int16_t*, int64_t, int32_t*);
-
-template <int... ROWS>
-constexpr PanelSums choose_tile(int rows, std::integer_sequence<int, ROWS...>) {
-    constexpr PanelSums all[] = {panel_sums<ROWS + 1>...};
-    return all[rows - 1];
-}
-
-// Calls finish(panel, first row, rows, sums [rows][32]) for every tile, panels spread over threads.
+// Calls finish(panel, row, its 32 sums) for every row and panel.
 template <class Finish>
-void for_each_tile(const Weights& weights, int64_t num_panels, const QuantizedRows& rows, int64_t count, Finish finish) {
-    if (count == 0) return;
-    const int64_t num_tiles = (std::min(count, kRowChunk) + Lanes::kMaxRows - 1) / Lanes::kMaxRows;
-    const int64_t height = (std::min(count, kRowChunk) + num_tiles - 1) / num_tiles;
-    const int64_t chunk = height * num_tiles;
-    parallel_for(num_panels, 1, [&](int64_t begin, int64_t end) {
+void product(const Weights& weights, int64_t num_panels, const QuantizedRows& rows, int64_t count, Finish finish) {
+    for_each_tile(num_panels, count, Lanes::kMaxRows, [&](int64_t panel, int64_t first, int tall) {
         alignas(64) int32_t sums[Lanes::kMaxRows * kPanel];
-        for (int64_t start = 0; start < count; start += chunk)
-            for (int64_t panel = begin; panel < end; ++panel)
-                for (int64_t row = start; row < std::min(count, start + chunk); row += height) {
-                    const int tall = static_cast<int>(std::min(height, count - row));
-                    const auto sum = choose_tile(tall, std::make_integer_sequence<int, Lanes::kMaxRows>());
-                    sum(weights.panel(panel), weights.pairs, rows.row(row), rows.stride, sums);
-                    finish(panel, row, tall, sums);
-                }
+        const auto run = ByRows<PanelSums, Lanes::kMaxRows>::all[tall - 1];
+        run(weights.panel(panel), weights.pairs, rows.row(first), rows.stride, sums);
+        for (int r = 0; r < tall; ++r) finish(panel, first + r, sums + r * kPanel);
     });
 }
 
 void linear(const Weights& weights, const float* bias, int64_t outputs, const QuantizedRows& rows, int64_t count,
             float* out) {
-    for_each_tile(weights, (outputs + kPanel - 1) / kPanel, rows, count,
-                  [&](int64_t panel, int64_t first, int tall, const int32_t* sums) {
-                      const int64_t column = panel * kPanel;
-                      const int64_t wide = std::min<int64_t>(kPanel, outputs - column);
-                      const float* scales = weights.scales + column;
-                      for (int r = 0; r < tall; ++r, sums += kPanel) {
-                          const float scale = rows.scales[first + r];
-                          float* target = out + (first + r) * outputs + column;
-                          for (int64_t j = 0; j < wide; ++j) target[j] = static_cast<float>(sums[j]) * scale * scales[j];
-                          if (bias)
-                              for (int64_t j = 0; j < wide; ++j) target[j] += bias[column + j];
-                      }
-                  });
+    product(weights, (outputs + kPanel - 1) / kPanel, rows, count, [&](int64_t panel, int64_t row, const int32_t* sums) {
+        const int64_t column = panel * kPanel;
+        const int64_t wide = std::min<int64_t>(kPanel, outputs - column);
+        const float* scales = weights.scales + column;
+        const float scale = rows.scales[row];
+        float* target = out + row * outputs + column;
+        for (int64_t j = 0; j < wide; ++j) target[j] = static_cast<float>(sums[j]) * scale * scales[j];
+        if (bias)
+            for (int64_t j = 0; j < wide; ++j) target[j] += bias[column + j];
+    });
 }
 
 // Each panel has 16 neurons: their gates, then their ups. out [count, neurons].
 void gated(const Weights& weights, int64_t neurons, const QuantizedRows& rows, int64_t count, float* out) {
-    for_each_tile(weights, (neurons + kLanes - 1) / kLanes, rows, count,
-                  [&](int64_t panel, int64_t first, int tall, const int32_t* sums) {
-                      const int64_t column = panel * kLanes;
-                      const int64_t wide = std::min<int64_t>(kLanes, neurons - column);
-                      const float* scales = weights.scales + panel * kPanel;
-                      for (int r = 0; r < tall; ++r, sums += kPanel) {
-                          const float scale = rows.scales[first + r];
-                          float values[kLanes];
-                          for (int j = 0; j < kLanes; ++j) {
-                              const float gate = static_cast<float>(sums[j]) * scale * scales[j];
-                              const float up = static_cast<float>(sums[j + kLanes]) * scale * scales[j + kLanes];
-                              values[j] = silu_strict(gate) * up;
-                          }
-                          std::copy_n(values, wide, out + (first + r) * neurons + column);
-                      }
-                  });
+    product(weights, (neurons + kGroup - 1) / kGroup, rows, count, [&](int64_t panel, int64_t row, const int32_t* sums) {
+        const int64_t column = panel * kGroup;
+        const float* scales = weights.scales + panel * kPanel;
+        const float scale = rows.scales[row];
+        float values[kGroup];
+        for (int j = 0; j < kGroup; ++j) {
+            const float gate = static_cast<float>(sums[j]) * scale * scales[j];
+            const float up = static_cast<float>(sums[j + kGroup]) * scale * scales[j + kGroup];
+            values[j] = silu_strict(gate) * up;
+        }
+        std::copy_n(values, std::min<int64_t>(kGroup, neurons - column), out + row * neurons + column);
+    });
 }
 
 }  // namespace

@@ -5,12 +5,14 @@
 #include <cstdint>
 
 #include "export.h"
-#include "lanes.h"
-#include "pool.h"
+#include "panels.h"
+
+using meshfire::kGroup;
+using meshfire::kPanel;
+using meshfire::parallel_for;
 
 namespace {
 
-constexpr int kPanel = 2 * meshfire::kLanes;
 constexpr float kRounder = 12582912.0F;  // 1.5 x 2^23, see activations.cpp
 
 // Weights that are not finite give a NaN scale, hence NaN products.
@@ -43,9 +45,9 @@ float pack_row(const float* row, int64_t inputs, int8_t* target) {
 // `panels` and `scales` come zeroed. With `second`, each panel has 16 rows of `first`, then the same rows of `second`.
 MESHFIRE_EXPORT void meshfire_int8_pack(const float* first, const float* second, int64_t rows, int64_t inputs,
                                         int8_t* panels, float* scales) {
-    const int64_t rows_each = second ? meshfire::kLanes : kPanel;
+    const int64_t rows_each = second ? kGroup : kPanel;
     const int64_t panel_bytes = (inputs + 1) / 2 * 2 * kPanel;
-    meshfire::parallel_for((rows + rows_each - 1) / rows_each, 1, [&](int64_t begin, int64_t end) {
+    parallel_for((rows + rows_each - 1) / rows_each, 1, [&](int64_t begin, int64_t end) {
         for (int64_t panel = begin; panel < end; ++panel)
             for (int64_t j = 0; j < kPanel; ++j) {
                 const int64_t row = panel * rows_each + j % rows_each;

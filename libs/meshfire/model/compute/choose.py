@@ -8,7 +8,8 @@ from __future__ import annotations
 from typing import get_args
 
 from meshfire.errors import BadInput
-from meshfire.kernels.native import kernels
+from meshfire.kernels.native import Kernels, kernels
+from meshfire.model.compute.bf16 import Bf16Compute, RoundedFp32Compute
 from meshfire.model.compute.fp32 import Fp32Compute
 from meshfire.model.compute.int8 import Int8Compute
 from meshfire.model.compute.interface import Compute
@@ -22,6 +23,13 @@ def resolved(name: str = "auto") -> str:
     return "fp32" if name == "auto" else name
 
 
-def choose(name: str = "auto") -> Compute:
-    """The path of that name. Raises BadInput for an unknown one."""
-    return Int8Compute(kernels()) if resolved(name) == "int8" else Fp32Compute()
+def choose(name: str = "auto", compiled: Kernels | None = None) -> Compute:
+    """The path of that name, with these kernels or this process's own. Raises BadInput for an unknown name."""
+    compiled = compiled or kernels()
+    match resolved(name):
+        case "int8":
+            return Int8Compute(compiled)
+        case "bf16":
+            return Bf16Compute(compiled.library) if compiled.library else RoundedFp32Compute()
+        case _:
+            return Fp32Compute()

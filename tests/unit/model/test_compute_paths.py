@@ -1,4 +1,4 @@
-"""Models on the int8 path: as exact as the others against neighbours and chunks, and close to float32."""
+"""Models on the int8 and bf16 paths: exact against neighbours and chunks like any, and close to float32."""
 
 from __future__ import annotations
 
@@ -28,38 +28,38 @@ def prompt_of(length: int, seed: int) -> list[int]:
     return torch.randint(0, 1024, (length,), generator=torch.Generator().manual_seed(seed)).tolist()
 
 
-@pytest.mark.parametrize("slices", [0, 2])
-def test_chunks_of_a_prompt_do_not_show(directory: Path, slices: int) -> None:
+@pytest.mark.parametrize(("compute", "slices"), [("int8", 0), ("int8", 2), ("bf16", 0)])
+def test_chunks_of_a_prompt_do_not_show(directory: Path, compute: str, slices: int) -> None:
     prompt = prompt_of(70, 1)
-    runner = Runner.open(directory, compute="int8", dense_slices=slices)
+    runner = Runner.open(directory, compute=compute, dense_slices=slices)
     whole, whole_kv = runner.prefill(prompt, 70), runner.kv.rows.clone()
     for chunk in (64, 33, 16, 3, 1):
         assert torch.equal(runner.prefill(prompt, chunk), whole)
         assert torch.equal(runner.kv.rows.nan_to_num(), whole_kv.nan_to_num())
 
 
-def test_neighbours_in_a_batch_do_not_show(directory: Path) -> None:
+@pytest.mark.parametrize("compute", ["int8", "bf16"])
+def test_neighbours_in_a_batch_do_not_show(directory: Path, compute: str) -> None:
     prompts = [prompt_of(5 + 3 * index, index) for index in range(16)]
-    alone = Runner.open(directory, num_sequences=16, compute="int8")
+    alone = Runner.open(directory, num_sequences=16, compute=compute)
     expected = [alone.decode(prompt[:-2], prompt[-2:], index)[1] for index, prompt in enumerate(prompts)]
     for size in (1, 2, 3, 8, 16):
-        batched = Runner.open(directory, num_sequences=16, compute="int8")
+        batched = Runner.open(directory, num_sequences=16, compute=compute)
         for index, prompt in enumerate(prompts[:size]):
             batched.step([(index, 0, prompt[:-2])])
         hidden = batched.step([(index, len(prompts[index]) - 2, prompts[index][-2:-1]) for index in range(size)])
         assert torch.equal(batched.model.logits(hidden), torch.stack(expected[:size]))
 
 
-def test_logits_are_near_those_of_float32_and_the_revision_is_another(directory: Path) -> None:
+@pytest.mark.parametrize("compute", ["int8", "bf16"])
+def test_logits_are_near_those_of_float32_and_the_revision_is_another(directory: Path, compute: str) -> None:
     prompt = prompt_of(40, 2)
     exact = Runner.open(directory).prefill(prompt, 40)
-    rounded = Runner.open(directory, compute="int8").prefill(prompt, 40)
+    rounded = Runner.open(directory, compute=compute).prefill(prompt, 40)
     assert not torch.equal(exact, rounded)
     assert (exact - rounded).norm() < 0.15 * exact.norm()  # a token near a border may go to another expert
-    revisions = {
-        compute: registry.describe(directory, compute=compute).revision for compute in ("auto", "fp32", "int8")
-    }
-    assert revisions["auto"] == revisions["fp32"] != revisions["int8"]
+    revisions = {one: registry.describe(directory, compute=one).revision for one in ("auto", "fp32", compute)}
+    assert revisions["auto"] == revisions["fp32"] != revisions[compute]
 
 
 @pytest.mark.skipif(not SMOLLM2.is_dir(), reason="make model fetches SmolLM2")
