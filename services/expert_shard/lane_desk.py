@@ -75,6 +75,7 @@ class LaneDesk:
         book = self._books.get(lane)
         if book is not None:
             book.record(traceparents, cost)
+        frame.release()
 
     # --- event loop ---------------------------------------------------------------------------------------------------
 

@@ -48,7 +48,7 @@ def pull(spec: str, name: str | None) -> None:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @click.option("--name", help="What to call it; default: the configuration's name.")
 def make(configuration: str, seed: int, name: str | None) -> None:
-    """Make a model with seeded random weights: kimi-tiny, kimi-bench or llama-tiny."""
+    """Make a model with seeded random weights: kimi-tiny, kimi-tiny-int4, kimi-tiny-fp8, kimi-bench, llama-tiny."""
     click.echo(modelstore.pull(f"make:{configuration}@{seed}", name=name))
 
 

@@ -20,8 +20,9 @@ from torch import Tensor
 from meshfire.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_FLOATS = ("F32", "F16", "BF16")
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "BOOL": 1}
+_ITEM_BYTES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2}
+FLOATS = ("F32", "F16", "BF16")
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -65,32 +66,42 @@ class Checkpoint:
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
-    def read(self, name: str, shape: Sequence[int], part: tuple[slice, ...] = ()) -> Tensor:
-        """A tensor, or a part of it, in its stored float type. `shape` is what the whole must have.
+    def dtype(self, name: str) -> str:
+        """A tensor's type as the header spells it. Raises CheckpointError if it is missing."""
+        return self._found(name).dtype
 
-        Raises CheckpointError naming the tensor: missing, other shape, or not a plain float type (quantized).
+    def read(
+        self, name: str, shape: Sequence[int], part: tuple[slice, ...] = (), *, dtypes: Sequence[str] = FLOATS
+    ) -> Tensor:
+        """A tensor, or a part of it, in its stored type, one of `dtypes`. `shape` is what the whole must have.
+
+        Raises CheckpointError naming tensor and file: missing, of another shape or type, unreadable.
         """
-        info = self._info(name, tuple(shape))
+        info = self._found(name)
+        if info.dtype not in dtypes:
+            raise _wrong(name, info, f"is {info.dtype}, expected {' or '.join(dtypes)}")
+        if info.shape != tuple(shape):
+            raise _wrong(name, info, f"has shape {list(info.shape)}, expected {list(shape)}")
         try:
             tensor: Tensor = self._file(info.path).get_slice(name)[part or (slice(None),)]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"tensor {name} cannot be read from {info.path}: {error}", field=name) from error
         return tensor
 
-    def _info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+    def _found(self, name: str) -> TensorInfo:
         info = self._tensors.get(name)
         if info is None:
             raise CheckpointError(f"tensor {name} is missing from {self.directory}", field=name)
-        if info.dtype not in _FLOATS:
-            raise CheckpointError(f"tensor {name} is {info.dtype}, expected one of {', '.join(_FLOATS)}", field=name)
-        if info.shape != shape:
-            raise CheckpointError(f"tensor {name} has shape {list(info.shape)}, expected {list(shape)}", field=name)
         return info
 
     def _file(self, path: Path) -> Any:
         if path not in self._files:
             self._files[path] = safe_open(path, framework="pt")
         return self._files[path]
+
+
+def _wrong(name: str, info: TensorInfo, what: str) -> CheckpointError:
+    return CheckpointError(f"tensor {name} of {info.path} {what}", field=name)
 
 
 def read_headers(directory: Path) -> list[Header]:

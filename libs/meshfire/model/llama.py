@@ -15,8 +15,8 @@ from meshfire.model.ffn_weights import FfnShape
 from meshfire.model.gqa import GqaShape, GroupedQueryAttention
 from meshfire.model.interface import CausalLM
 from meshfire.model.partition import KvColumns
+from meshfire.model.quantization import check_quantization
 from meshfire.model.rope import RopeConfig, rope_config
-from meshfire.model.spec import refuse_quantized
 from meshfire.model.tensors import DecoderTensors, LayerTensors
 
 
@@ -72,7 +72,7 @@ class LlamaSpec:
 
 def parse(config: Fields) -> LlamaSpec:
     """Read a Llama config.json. Raises CheckpointError naming the field."""
-    refuse_quantized(config)
+    check_quantization(config)
     config.expect("hidden_act", "silu")
     config.expect("mlp_bias", False)
     hidden_size, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")

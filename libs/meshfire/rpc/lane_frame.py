@@ -12,6 +12,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import IntEnum
+from typing import TypeAlias
 
 from torch import Tensor
 
@@ -26,7 +27,11 @@ VERSION = 1
 #: of the body; as gRPC's limit of a message
 MAX_BODY_BYTES = 4 * 1024 * 1024
 _MAX_TENSORS = 3
+_MAX_SPARES = 16
 _NO_TENSOR = (tensor_pb2.DATA_TYPE_UNSPECIFIED, 0, 0)
+
+
+_Buffer: TypeAlias = tuple[Tensor, memoryview]
 
 
 class Kind(IntEnum):
@@ -59,6 +64,42 @@ class Frame:
     compute_ns: int = 0
     tensors: Sequence[tuple[tensor_pb2.DataType.ValueType, Tensor]] = ()
     text: bytes = b""
+    #: of a received frame: where its tensors' memory goes, and their bytes
+    spares: Spares | None = None
+    views: Sequence[memoryview] = ()
+
+    def release(self) -> None:
+        """Nobody looks at the tensors any more: what is received next may take their memory."""
+        if self.spares is not None:
+            for (dtype, tensor), view in zip(self.tensors, self.views, strict=True):
+                self.spares.keep(dtype, (tensor, view))
+        self.tensors, self.views, self.spares = (), (), None
+
+
+class Spares:
+    """Memory of received tensors, used again: decode steps have the same shapes, and fresh memory costs page faults.
+
+    One thread receives and releases.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[tuple[int, int, int], list[_Buffer]] = {}
+        self._num_kept = 0
+
+    def take(self, dtype: int, rows: int, columns: int) -> _Buffer:
+        """A tensor and its bytes. Raises InvalidTensor for an unknown dtype."""
+        kept = self._kept.get((dtype, rows, columns))
+        if not kept:
+            return tensors.empty(dtype, (rows, columns))
+        self._num_kept -= 1
+        return kept.pop()
+
+    def keep(self, dtype: int, buffer: _Buffer) -> None:
+        """Nobody looks at it any more."""
+        if self._num_kept == _MAX_SPARES:  # other shapes have come into use
+            self._kept, self._num_kept = {}, 0
+        self._kept.setdefault((dtype, *buffer[0].shape), []).append(buffer)
+        self._num_kept += 1
 
 
 def pack(frame: Frame) -> list[memoryview]:
@@ -83,7 +124,7 @@ def pack(frame: Frame) -> list[memoryview]:
     return [memoryview(head), *(tensors.view(tensor) for _, tensor in frame.tensors), memoryview(frame.text)]
 
 
-def unpack(head: bytes | bytearray) -> tuple[Frame, list[memoryview], bytearray]:
+def unpack(head: bytes | bytearray, spares: Spares) -> tuple[Frame, list[memoryview], bytearray]:
     """(frame with empty tensors, the buffers that its body goes into, the last of them: its text).
 
     Raises InvalidTensor for a head that no version-1 peer would send.
@@ -99,13 +140,14 @@ def unpack(head: bytes | bytearray) -> tuple[Frame, list[memoryview], bytearray]
             num_bytes += rows * columns * tensors.dtype_from_wire(dtype, field="dtype").itemsize
             if num_bytes > MAX_BODY_BYTES:
                 break
-            made.append((dtype, *tensors.empty(dtype, (rows, columns))))
+            made.append((dtype, *spares.take(dtype, rows, columns)))
     if num_bytes > MAX_BODY_BYTES:
         raise InvalidTensor(f"a lane frame of {num_bytes} bytes, expected at most {MAX_BODY_BYTES}")
     text = bytearray(text_bytes)
     parts = [(dtype, tensor) for dtype, tensor, _ in made]
-    frame = Frame(Kind(kind), hop_id, layer, epoch, sent_ns, queue_ns, compute_ns, parts)
-    return frame, [*(view for _, _, view in made), memoryview(text)], text
+    views = [view for _, _, view in made]
+    frame = Frame(Kind(kind), hop_id, layer, epoch, sent_ns, queue_ns, compute_ns, parts, b"", spares, views)
+    return frame, [*views, memoryview(text)], text
 
 
 def join_text(traceparents: Sequence[str], fault: str = "") -> bytes:

@@ -17,7 +17,7 @@ from collections import deque
 from contextlib import suppress
 
 from meshfire.errors import MeshfireError, ShardUnavailable
-from meshfire.rpc.lane_frame import HEAD_BYTES, Frame, pack, unpack
+from meshfire.rpc.lane_frame import HEAD_BYTES, Frame, Spares, pack, unpack
 
 SUPPORTED = sys.platform == "linux"
 _PREFIX = "\0meshfire-hop-"
@@ -44,6 +44,7 @@ class LaneSocket:
         #: no frame will come or go any more
         self.broken = False
         self._socket = _SharedSocket(fileno=connected.detach())
+        self._spares = Spares()
         self._sending = threading.Lock()
         self._unsent: deque[memoryview] = deque()
         self._head = bytearray(HEAD_BYTES)
@@ -81,7 +82,7 @@ class LaneSocket:
                     frame.text = bytes(text)
                     self._coming, self._missing = None, [memoryview(self._head)]
                     return frame
-                frame, self._missing, text = unpack(self._head)
+                frame, self._missing, text = unpack(self._head, self._spares)
                 self._coming = frame, text
         except (OSError, MeshfireError):  # gone, or not a peer of ours
             self.shut()

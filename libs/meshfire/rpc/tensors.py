@@ -8,8 +8,11 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from math import prod
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from meshfire.api.common.v1 import tensor_pb2 as pb
@@ -27,6 +30,14 @@ _TO_WIRE: dict[torch.dtype, pb.DataType.ValueType] = {
 }
 _FROM_WIRE: dict[int, torch.dtype] = {int(wire): dtype for dtype, wire in _TO_WIRE.items()}
 _FROM_WIRE[pb.DATA_TYPE_FIXED40] = torch.int64
+
+
+#: types that numpy has as well; 16-bit floats pass through it as int16
+_NUMPY: dict[torch.dtype, type[np.generic]] = {
+    torch.float32: np.float32,
+    torch.int32: np.int32,
+    torch.int64: np.int64,
+}
 
 
 def dtype_to_wire(dtype: torch.dtype) -> pb.DataType.ValueType:
@@ -90,13 +101,17 @@ def check(
 
 def view(tensor: Tensor) -> memoryview:
     """C-contiguous little-endian bytes of a CPU tensor that has dimensions, without a copy where it is contiguous."""
-    return memoryview(tensor.detach().contiguous().view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
+    if not tensor.is_contiguous():
+        tensor = tensor.contiguous()
+    return _bytes_of((tensor if tensor.dtype in _NUMPY else tensor.view(torch.int16)).numpy())
 
 
 def empty(wire: int, shape: Sequence[int]) -> tuple[Tensor, memoryview]:
     """A tensor to read into, and its bytes. Raises InvalidTensor for an unknown dtype."""
-    tensor = torch.empty(tuple(shape), dtype=dtype_from_wire(wire, field="dtype"))
-    return tensor, view(tensor)
+    dtype = dtype_from_wire(wire, field="dtype")
+    array = np.empty(shape, _NUMPY.get(dtype, np.int16))
+    tensor = torch.from_numpy(array)
+    return tensor if dtype in _NUMPY else tensor.view(dtype), _bytes_of(array)
 
 
 def to_bytes(tensor: Tensor) -> bytes:
@@ -130,6 +145,10 @@ def _check(
     if any(size < 0 for size in sizes) or not _fits(sizes, shape):
         raise InvalidTensor(f"{field}: shape {list(sizes)}, expected {_pattern(shape)}", field=f"{field}.shape")
     return dtype
+
+
+def _bytes_of(array: NDArray[Any]) -> memoryview:
+    return memoryview(array).cast("B") if array.size else memoryview(b"")  # type: ignore[arg-type]
 
 
 def _scalar_bytes(tensor: Tensor) -> bytes:

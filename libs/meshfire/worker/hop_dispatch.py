@@ -15,9 +15,13 @@ from torch import Tensor
 
 from meshfire.dispatch.combine import combine
 from meshfire.errors import MeshfireError, StaleEpoch
+from meshfire.rpc.lane_frame import Frame
 from meshfire.worker.hop import Hop, HopStats, PendingHops, Step
-from meshfire.worker.hop_lane import HopLane, sleep_until_ready
+from meshfire.worker.hop_lane import HopLane, ready
 from meshfire.worker.hop_wire import count, error_in, partial_of
+
+#: longest sleep without a look around: another thread may have read what this one waits for
+_LOOK_S = 0.25
 
 
 class Carer(Protocol):
@@ -66,19 +70,21 @@ class Dispatch:
             partial = partial_of(hop)
             count(hop, partial, self.stats.setdefault(hop.shard_id, HopStats()))
             partials.append(partial)
-        return combine(partials, *self.step.hidden.shape)
+        total = combine(partials, *self.step.hidden.shape)
+        for hop in self._answered:
+            if isinstance(hop.answer, Frame):
+                hop.answer.release()
+        return total
 
     def _collect(self) -> None:
         """Until every hop on a lane is answered or somebody else's."""
-        waited = False
+        limit_s = 0.0  # first those that are there already: they have cost no wait
         while self.near:
-            for lane in {lane for lane, _ in self.near}:
-                lane.read(waited=waited)
-            num_before = len(self.near)
+            lanes = {lane for lane, _ in self.near}
+            for lane in ready(lanes, limit_s):
+                lane.read(waited=limit_s > 0)
             self._sort_out()
-            if self.near and len(self.near) == num_before:
-                self._sleep()
-                waited = True
+            limit_s = self._patience_s()
 
     def _sort_out(self) -> None:
         """Take what is answered, pass on what a lost lane or a refusal left over."""
@@ -105,18 +111,17 @@ class Dispatch:
         else:
             raise error
 
-    def _sleep(self) -> None:
-        """Until a lane moves. Raises the deadline's error."""
+    def _patience_s(self) -> float:
+        """How long to sleep at most. Raises the deadline's error; a lane that is silent for too long is ended."""
         left_s = self.step.deadline - time.monotonic()
-        if left_s <= 0:
+        if left_s <= 0 and self.near:
             owing = sorted({hop.shard_id for _, hop in self.near})
             raise self.carer.late(owing, self.step.layer)
-        lanes = {lane for lane, _ in self.near}
-        for lane in lanes:
-            if lane.quiet_s > self.carer.stall_s:
+        for lane, _ in self.near:
+            if lane.quiet_s > self.carer.stall_s and not lane.broken:
                 self.carer.silent(lane)
                 lane.shut()
-        sleep_until_ready(lanes, min(left_s, self.carer.stall_s))
+        return min(left_s, self.carer.stall_s, _LOOK_S)
 
     def _abandon(self) -> None:
         for lane, hop in self.near:

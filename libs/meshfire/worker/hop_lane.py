@@ -16,9 +16,6 @@ from meshfire.rpc.lane_socket import LaneSocket, connect
 from meshfire.worker.hop import Hop
 from meshfire.worker.hop_wire import frame_of
 
-#: longest sleep without a look around: another thread may have read what this one waits for
-_LOOK_S = 0.25
-
 
 class HopLane:
     """Model thread, except for `finish` and `shut`."""
@@ -63,11 +60,12 @@ class HopLane:
             self.num_rows -= hop.num_tokens
 
     def read(self, *, waited: bool) -> None:
-        """Take the answers that are there. `waited`: the thread slept until now, so they have just come."""
+        """Take an answer, if one is there. `waited`: the thread slept until now, so it has just come."""
         if not self._reading.acquire(blocking=False):
             return
         try:
-            while (frame := self.socket.receive()) is not None:
+            frame = self.socket.receive()
+            if frame is not None:
                 self._take(frame, time.perf_counter_ns(), waited)
         finally:
             self._reading.release()
@@ -95,15 +93,18 @@ class HopLane:
         hop.answer = frame
 
 
-def sleep_until_ready(lanes: Iterable[HopLane], limit_s: float) -> None:
-    """Until one of them has something to read, has room for what it could not send, or ends; at most `limit_s`."""
+def ready(lanes: Iterable[HopLane], limit_s: float) -> list[HopLane]:
+    """Sleep until lanes have something to read or have ended, at most `limit_s`; which they are."""
     poll = select.poll()
-    choked = []
+    by_number = {}
     for lane in lanes:
-        socket = lane.socket
-        poll.register(socket, select.POLLIN | select.POLLOUT if socket.is_choked else select.POLLIN)
-        if socket.is_choked:
-            choked.append(socket)
-    poll.poll(max(0.0, min(limit_s, _LOOK_S)) * 1000)
-    for socket in choked:
-        socket.flush()
+        number = lane.socket.fileno()
+        by_number[number] = lane
+        poll.register(number, select.POLLIN | select.POLLOUT if lane.socket.is_choked else select.POLLIN)
+    found = []
+    for number, event in poll.poll(limit_s * 1000):
+        if event & select.POLLOUT:
+            by_number[number].socket.flush()
+        if event & ~select.POLLOUT:
+            found.append(by_number[number])
+    return found

@@ -120,7 +120,37 @@ def test_a_body_over_the_limit_is_refused_before_it_is_made():
     start = lane_frame._HEAD.size - 4 - 24
     head[start : start + 8] = (2**31).to_bytes(4, "little") * 2
     with pytest.raises(InvalidTensor, match="bytes, expected at most"):
-        lane_frame.unpack(head)
+        lane_frame.unpack(head, lane_frame.Spares())
+
+
+def test_released_memory_is_received_into_again_and_memory_in_use_never_is():
+    one, other = (LaneSocket(end) for end in socket.socketpair())
+
+    def through(number: int, rows: int = 4) -> Frame:
+        tensor = torch.full((rows, 8), number)
+        one.send(Frame(Kind.OUTPUT, tensors=[(tensors.wire_of(tensor), tensor)]))
+        frame = other.receive()
+        assert frame is not None
+        assert torch.equal(frame.tensors[0][1], tensor)
+        return frame
+
+    first, second = through(1), through(2)
+    used = first.tensors[0][1].data_ptr()
+    first.release()
+    assert not first.tensors
+    first.release()  # once is enough
+    assert through(3, rows=5).tensors[0][1].data_ptr() != used
+    third, fourth = through(4), through(5)
+    assert third.tensors[0][1].data_ptr() == used
+    assert len({one.tensors[0][1].data_ptr() for one in (second, third, fourth)}) == 3
+    assert torch.equal(second.tensors[0][1], torch.full((4, 8), 2))
+
+
+def test_spares_of_shapes_that_went_out_of_use_do_not_pile_up():
+    spares = lane_frame.Spares()
+    for rows in range(1, 200):
+        spares.keep(tensor_pb2.DATA_TYPE_FLOAT32, spares.take(tensor_pb2.DATA_TYPE_FLOAT32, rows, 2))
+        assert sum(map(len, spares._kept.values())) == spares._num_kept <= 16
 
 
 def test_text_of_traces_and_fault_comes_back():
