@@ -1,10 +1,11 @@
 """What a decode step costs beside the model: the real engine over a tiny model, without sockets.
 
-    python -m tests.bench.decode_step [--tokens N] [--speculation off|prompt-lookup]
+    python -m tests.bench.decode_step [--model NAME] [--tokens N] [--speculation off|prompt-lookup]
 
 For batch 1, 8 and 32: steps/s and tokens/s of the engine (leases in, progress messages out, packed as bytes as the link
 would) and, of each step, the microseconds outside the model's forward and head, which no model makes faster. The
-prompts' KV is computed by the worker itself. Last line: one JSON object.
+prompts' KV is computed by the worker itself. `--model`: one of the model cache instead of the tiny one, for what
+speculation is worth. Last line: one JSON object.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from meshfire import modelstore
 from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.kv.block_pool import BlockPool
@@ -168,12 +170,15 @@ def main() -> None:
     arguments.add_argument("--tokens", type=int, default=200)
     arguments.add_argument("--repeats", type=int, default=3)
     arguments.add_argument("--speculation", default="off")
+    arguments.add_argument("--model", default="")
+    arguments.add_argument("--batches", type=int, nargs="+", default=BATCHES)
     options = arguments.parse_args()
     print(f"{platform.machine()}, torch {torch.__version__}, {torch.get_num_threads()} threads")
     points = []
     with tempfile.TemporaryDirectory() as folder:
-        directory = oracles.make_llama_checkpoint(Path(folder) / "model")
-        for batch in BATCHES:
+        named = options.model
+        directory = modelstore.resolve(named) if named else oracles.make_llama_checkpoint(Path(folder) / "model")
+        for batch in options.batches:
             runs = [
                 asyncio.run(measure(directory, batch, options.tokens, options.speculation))
                 for _ in range(options.repeats)

@@ -18,7 +18,7 @@ from llguidance import LLMatcher, LLParserLimits, LLTokenizer, TokenizerWrapper
 from meshfire.errors import BadInput
 from meshfire.grammar.complaint import locate
 from meshfire.grammar.lark import answer_grammar, json_terminal
-from meshfire.grammar.rules import JsonRule, OutputRule
+from meshfire.grammar.rules import GrammarRule, JsonRule, OutputRule
 from meshfire.grammar.schema_limits import check_size
 from meshfire.text.kimi.markers import Markers
 from meshfire.text.tokenizer import Tokenizer
@@ -30,15 +30,18 @@ _KEPT = 256
 _PART = 300  # characters of an engine's message that are passed on
 #: Masks are exact: where only one text can follow, each of its tokenisations may, not the tokenizer's own alone.
 _NO_FORCING = '%llguidance {"no_forcing": true}\n'
+#: Of a parser's step, for grammars that people write: ambiguous ones take cubic time, which schemas never do.
+_GRAMMAR_ITEMS = 3_000
 #: Looking for the part of a schema that is refused ends after this, with what was found until then.
 _SEARCH_S = 1.0
 
 
-def _limits() -> LLParserLimits:
+def _limits(max_items: int = 50_000) -> LLParserLimits:
+    """Those of a step bound what a hostile rule takes of a step that others share: tens of milliseconds at worst."""
     return LLParserLimits(
         initial_lexer_fuel=1_000_000,
         step_lexer_fuel=200_000,
-        step_max_items=50_000,
+        step_max_items=max_items,
         max_lexer_states=50_000,
         max_grammar_size=100_000,
         verbose_errors=False,
@@ -108,13 +111,15 @@ class GrammarCompiler:
                 self._compiled.move_to_end(grammar)
                 return known
         source = LLMatcher.grammar_from_lark(_NO_FORCING + grammar)
-        matcher = LLMatcher(self._engine, source, log_level=0, limits=_limits())
+        limits = _limits(_GRAMMAR_ITEMS) if isinstance(rule.content, GrammarRule) else _limits()
+        matcher = LLMatcher(self._engine, source, log_level=0, limits=limits)
         if matcher.is_error():
             raise self._complaint(rule, matcher.get_error())
         first = matcher.deep_copy()
         first.compute_bitmask()  # also prepares what all copies share
         if first.is_error():
-            raise BadInput(f"{_field_of(rule)}: no text fits it", field=_field_of(rule))
+            why = _first_line(first.get_error())[:_PART]
+            raise BadInput(f"{_field_of(rule)}: no text fits it, or it is too complex: {why}", field=_field_of(rule))
         with self._lock:
             self._compiled[grammar] = matcher
             while len(self._compiled) > _KEPT:

@@ -13,6 +13,7 @@ from typing import Any
 from llguidance.gbnf_to_lark import gbnf_to_lark
 
 from meshfire.errors import BadInput
+from meshfire.grammar.patterns import ascii_classes, with_ascii_classes
 from meshfire.grammar.rules import CallsRule, ChoiceRule, ContentRule, GrammarRule, JsonRule, RegexRule
 from meshfire.text.kimi.markers import Marker, Markers
 
@@ -42,7 +43,7 @@ def _content(rule: JsonRule | RegexRule | ChoiceRule) -> str:
     if isinstance(rule, JsonRule):
         return json_terminal(rule.schema)
     if isinstance(rule, RegexRule):
-        return f"/{_slashes_escaped(_unanchored(rule.pattern))}/"
+        return f"/{_slashes_escaped(ascii_classes(_unanchored(rule.pattern)))}/"
     if not rule.options:
         raise BadInput("there is nothing to choose from", field=rule.field)
     return " | ".join(json.dumps(one, ensure_ascii=False) for one in rule.options)
@@ -52,7 +53,7 @@ def json_terminal(schema: Mapping[str, Any] | bool) -> str:
     """A schema inside a grammar."""
     whole: Mapping[str, Any] = schema if isinstance(schema, Mapping) else {} if schema else {"not": {}}
     options = {"whitespace_pattern": _WHITE_SPACE}
-    return f"%json {json.dumps({**whole, 'x-guidance': options}, ensure_ascii=True)}"
+    return f"%json {json.dumps({**with_ascii_classes(whole), 'x-guidance': options}, ensure_ascii=True)}"
 
 
 def _calls(rule: CallsRule, markers: Markers | None) -> list[str]:

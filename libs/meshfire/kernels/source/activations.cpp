@@ -48,15 +48,22 @@ float quantize_row(const float* row, int64_t size, int32_t limit, int16_t* out) 
 
 }  // namespace
 
-void quantize_rows(const float* rows, int64_t count, int64_t size, int64_t stride, int32_t limit, QuantizedRows& out) {
-    out.stride = stride;
-    out.values.resize(count * stride);
+void quantize_rows(const float* rows, int64_t count, int64_t size, int32_t limit, int64_t height, QuantizedRows& out) {
+    const int64_t pairs = (size + 1) / 2;
+    out.pairs = pairs;
+    out.height = height;
+    out.values.resize(count * pairs * 2);
     out.scales.resize(count);
     parallel_for(count, kRowGrain, [&](int64_t begin, int64_t end) {
+        thread_local std::vector<int16_t> row;
+        row.resize(pairs * 2);
+        row.back() = 0;
         for (int64_t r = begin; r < end; ++r) {
-            int16_t* values = out.values.data() + r * stride;
-            out.scales[r] = quantize_row(rows + r * size, size, limit, values);
-            std::fill(values + size, values + stride, int16_t{0});
+            out.scales[r] = quantize_row(rows + r * size, size, limit, row.data());
+            const int64_t first = r / height * height;
+            const int64_t tall = std::min(height, count - first);
+            int16_t* target = out.values.data() + first * pairs * 2 + (r - first) * 2;
+            for (int64_t p = 0; p < pairs; ++p) std::memcpy(target + p * tall * 2, row.data() + p * 2, 2 * sizeof(int16_t));
         }
     });
 }

@@ -44,7 +44,7 @@ struct Tile {
 
 template <class Finish>
 void product(const uint16_t* panels, int64_t num_panels, int64_t inputs, const float* rows, int64_t count, Finish finish) {
-    for_each_tile(num_panels, count, FloatLanes::kMaxRows, [&](int64_t panel, int64_t first, int tall) {
+    for_each_tile(num_panels, count, tile_height(count, FloatLanes::kMaxRows), [&](int64_t panel, int64_t first, int tall) {
         alignas(64) float sums[FloatLanes::kMaxRows * kPanel];
         const auto run = ByRows<Tile, FloatLanes::kMaxRows>::all[tall - 1];
         run(panels + panel * inputs * kPanel, inputs, rows + first * inputs, sums);

@@ -16,7 +16,7 @@ namespace meshfire {
 
 struct FloatLanes {
     using Values = __m512;
-    static constexpr int kMaxRows = 12;
+    static constexpr int kMaxRows = 8;
     static constexpr int kHalves = 2;
 
     static Values zero() { return _mm512_setzero_ps(); }

@@ -28,9 +28,9 @@ struct Weights {
     const int8_t* panel(int64_t index) const { return panels + index * pairs * kPairBytes; }
 };
 
-// sums[r][j] = sum over k of panel[j][k] x rows[r][k], for HALVES groups of 16 outputs starting at `panel`.
+// `rows`: a tile of QuantizedRows. sums[r][j] = sum over k of panel[j][k] x rows[r][k], for HALVES groups of 16 outputs starting at `panel`.
 template <int ROWS, int HALVES, int UNROLL>
-inline void tile(const int8_t* panel, int64_t pairs, const int16_t* rows, int64_t stride, int32_t* sums) {
+inline void tile(const int8_t* panel, int64_t pairs, const int16_t* rows, int32_t* sums) {
     Lanes::Sum total[UNROLL][ROWS][HALVES];
     for (auto& step : total)
         for (auto& row : step)
@@ -40,7 +40,7 @@ inline void tile(const int8_t* panel, int64_t pairs, const int16_t* rows, int64_
         for (int h = 0; h < HALVES; ++h) weights[h] = Lanes::widen(panel + p * kPairBytes + h * kPanel);
         __builtin_prefetch(panel + p * kPairBytes + kAheadBytes);
         for (int r = 0; r < ROWS; ++r) {
-            const Lanes::Pairs inputs = Lanes::spread(rows + r * stride + 2 * p);
+            const Lanes::Pairs inputs = Lanes::spread(rows + (p * ROWS + r) * 2);
             for (int h = 0; h < HALVES; ++h) into[r][h] = Lanes::add_products(into[r][h], weights[h], inputs);
         }
     };
@@ -58,20 +58,20 @@ inline void tile(const int8_t* panel, int64_t pairs, const int16_t* rows, int64_
 
 template <int ROWS>
 struct PanelSums {
-    static void run(const int8_t* panel, int64_t pairs, const int16_t* rows, int64_t stride, int32_t* sums) {
+    static void run(const int8_t* panel, int64_t pairs, const int16_t* rows, int32_t* sums) {
         constexpr int unroll = ROWS == 1 ? 4 : ROWS == 2 && Lanes::kHalves == 2 ? 2 : 1;  // enough sums in flight
         for (int half = 0; half < 2; half += Lanes::kHalves)
-            tile<ROWS, Lanes::kHalves, unroll>(panel + half * kPanel, pairs, rows, stride, sums + half * kGroup);
+            tile<ROWS, Lanes::kHalves, unroll>(panel + half * kPanel, pairs, rows, sums + half * kGroup);
     }
 };
 
 // Calls finish(panel, row, its 32 sums) for every row and panel.
 template <class Finish>
 void product(const Weights& weights, int64_t num_panels, const QuantizedRows& rows, int64_t count, Finish finish) {
-    for_each_tile(num_panels, count, Lanes::kMaxRows, [&](int64_t panel, int64_t first, int tall) {
+    for_each_tile(num_panels, count, rows.height, [&](int64_t panel, int64_t first, int tall) {
         alignas(64) int32_t sums[Lanes::kMaxRows * kPanel];
         const auto run = ByRows<PanelSums, Lanes::kMaxRows>::all[tall - 1];
-        run(weights.panel(panel), weights.pairs, rows.row(first), rows.stride, sums);
+        run(weights.panel(panel), weights.pairs, rows.tile(first), sums);
         for (int r = 0; r < tall; ++r) finish(panel, first + r, sums + r * kPanel);
     });
 }
@@ -119,7 +119,7 @@ Weights weights_of(const int8_t* panels, const float* scales, int64_t inputs) {
 
 const QuantizedRows& quantized(const float* rows, int64_t count, int64_t inputs, int64_t limit) {
     QuantizedRows& integers = scratch_rows();
-    quantize_rows(rows, count, inputs, (inputs + 1) / 2 * 2, static_cast<int32_t>(limit), integers);
+    quantize_rows(rows, count, inputs, static_cast<int32_t>(limit), tile_height(count, Lanes::kMaxRows), integers);
     return integers;
 }
 

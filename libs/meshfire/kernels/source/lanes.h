@@ -19,7 +19,7 @@ constexpr int kLanes = 16;
 struct Lanes {
     using Sum = __m512i;
     using Pairs = __m512i;
-    static constexpr int kMaxRows = 12;  // rows of a tile: 2 x 12 sums fit the 32 registers
+    static constexpr int kMaxRows = 8;   // rows of a tile: 2 x 8 sums and what feeds them fit the 32 registers
     static constexpr int kHalves = 2;    // groups of 16 outputs that a tile sums at once
 
     static Sum zero() { return _mm512_setzero_si512(); }

@@ -14,15 +14,17 @@ constexpr int kPanel = 32;             // outputs of a panel: two groups of 16
 constexpr int kGroup = kPanel / 2;
 constexpr int64_t kRowChunk = 96;      // rows that stay in the second-level cache while panels go by
 
-// Calls run(panel, first row, rows) for every tile of at most `max_rows` rows and one panel; panels are spread over threads.
-// Tiles of a call are of nearly equal height.
-template <class Run>
-void for_each_tile(int64_t num_panels, int64_t count, int64_t max_rows, Run run) {
-    if (count == 0) return;
-    const int64_t most = std::min(count, kRowChunk);
+// Rows of every tile but the last: at most `max_rows`, and such that tiles are of nearly equal height.
+inline int64_t tile_height(int64_t count, int64_t max_rows) {
+    const int64_t most = std::max<int64_t>(1, std::min(count, kRowChunk));
     const int64_t num_tiles = (most + max_rows - 1) / max_rows;
-    const int64_t height = (most + num_tiles - 1) / num_tiles;
-    const int64_t chunk = height * num_tiles;
+    return (most + num_tiles - 1) / num_tiles;
+}
+
+// Calls run(panel, first row, rows) for every tile of `height` rows and every panel; panels are spread over threads.
+template <class Run>
+void for_each_tile(int64_t num_panels, int64_t count, int64_t height, Run run) {
+    const int64_t chunk = std::max<int64_t>(1, kRowChunk / height) * height;
     parallel_for(num_panels, 1, [&](int64_t begin, int64_t end) {
         for (int64_t start = 0; start < count; start += chunk)
             for (int64_t panel = begin; panel < end; ++panel)
