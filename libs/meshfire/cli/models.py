@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from meshfire import modelstore
+from meshfire.cli.inspecting import inspect
 from meshfire.cli.options import console
 from meshfire.cli.pulling import pull as pull_with_progress
 
@@ -57,3 +58,6 @@ def make(configuration: str, seed: int, name: str | None) -> None:
 def remove(name: str) -> None:
     """Delete a model from the cache."""
     modelstore.remove(name)
+
+
+models.add_command(inspect)

@@ -33,6 +33,7 @@ class TensorInfo:
     path: Path
     dtype: str
     shape: tuple[int, ...]
+    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -152,7 +153,7 @@ def _tensor_info(path: Path, name: str, entry: Any, data_bytes: int) -> TensorIn
     try:
         shape = tuple(int(size) for size in entry["shape"])
         start, stop = (int(offset) for offset in entry["data_offsets"])
-        info = TensorInfo(path, str(entry["dtype"]), shape)
+        info = TensorInfo(path, str(entry["dtype"]), shape, stop - start)
     except (KeyError, TypeError, ValueError) as error:
         raise CheckpointError(f"{path}: the header's entry for {name} is broken", field=name) from error
     if not 0 <= start <= stop <= data_bytes:

@@ -96,6 +96,21 @@ def load(
     return spec.build(tensors, dense_slices=dense_slices, block_tokens=block_tokens)
 
 
+@dataclass(frozen=True)
+class ModelSize:
+    """What a configuration alone says: experts of each layer, context, numbers per token and layer in the KV."""
+
+    num_experts: tuple[int, ...]
+    context_tokens: int
+    kv_row_width: int
+
+
+def size_of(directory: Path) -> ModelSize:
+    """Read config.json only: no weight file needs to be there. Raises CheckpointError."""
+    spec = _parse(read_json(directory, "config.json"))
+    return ModelSize(spec.ffn.num_experts, spec.context_tokens, spec.kv.row_width)
+
+
 def kv_columns(directory: Path) -> KvColumns:
     """The KV row of a token and layer, and how ranks share it. Raises CheckpointError."""
     return _parse(read_json(directory, "config.json")).kv

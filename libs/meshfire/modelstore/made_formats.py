@@ -36,7 +36,7 @@ def _int4(stem: str, values: Tensor) -> dict[str, Tensor]:
     groups = values.view(values.shape[0], -1, _GROUP_SIZE)
     scale = (groups.abs().amax(-1) / 7.5).to(torch.bfloat16)
     nibbles = (groups / scale[:, :, None]).round().clamp(-8, 7).to(torch.int32).view(values.shape[0], -1, 8) + 8
-    shifts = torch.arange(0, 32, 4, dtype=torch.int32)
+    shifts = torch.arange(0, 32, 4, dtype=torch.int32, device=values.device)
     return {
         f"{stem}.weight_packed": (nibbles << shifts).sum(-1, dtype=torch.int32),
         f"{stem}.weight_scale": scale,

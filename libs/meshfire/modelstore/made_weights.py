@@ -45,11 +45,13 @@ def _ends(prefix: str, text: Mapping[str, Any]) -> Iterator[MadeTensor]:
     vocab_size, hidden_size = text["vocab_size"], text["hidden_size"]
     yield MadeTensor(f"{prefix}model.embed_tokens.weight", (vocab_size, hidden_size), 1.0)
     yield norm(f"{prefix}model.norm", hidden_size)
-    yield MadeTensor(f"{prefix}lm_head.weight", (vocab_size, hidden_size), _HEAD_SPREAD * hidden_size**-0.5)
+    if not text.get("tie_word_embeddings"):
+        yield MadeTensor(f"{prefix}lm_head.weight", (vocab_size, hidden_size), _HEAD_SPREAD * hidden_size**-0.5)
 
 
 def _llama_layer(prefix: str, index: int, text: Mapping[str, Any]) -> Iterator[MadeTensor]:
-    hidden_size, head_dim = text["hidden_size"], text["head_dim"]
+    hidden_size = text["hidden_size"]
+    head_dim = text.get("head_dim") or hidden_size // text["num_attention_heads"]
     query_size, key_size = text["num_attention_heads"] * head_dim, text["num_key_value_heads"] * head_dim
     yield from _layer_norms(prefix, hidden_size)
     yield matrix(f"{prefix}self_attn.q_proj", query_size, hidden_size)
