@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
-from meshfire.model import attention
+from meshfire.model import attention, registry
+from tests.oracles import make_mistral_checkpoint
+from tests.unit.model.harness import Runner
 
 
 def by_hand(queries: Tensor, keys: Tensor, values: Tensor, scale: float, window: int) -> Tensor:
@@ -38,3 +42,12 @@ def test_every_row_sees_its_window(
     )
     found = attention.attend(queries, keys, values, 0.3, window)
     torch.testing.assert_close(found, by_hand(queries, keys, values, 0.3, window), rtol=1e-12, atol=1e-12)
+
+
+def test_chunks_and_single_steps_give_the_same_bits(tmp_path: Path) -> None:
+    directory = make_mistral_checkpoint(tmp_path, sliding_window=9)
+    assert registry.describe(directory).window_tokens == 9
+    runner, ids = Runner.open(directory), list(range(3, 43))
+    whole = runner.prefill(ids, 40)
+    for chunk in (1, 7, 9, 10):
+        assert torch.equal(runner.prefill(ids, chunk), whole)
