@@ -141,8 +141,10 @@ def _read_header(path: Path) -> Header:
             raw = file.read(length) if length <= _MAX_HEADER_BYTES else b""
         file_bytes = path.stat().st_size
         entries = json.loads(raw)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: {error}", field=path.name) from error
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{path} is no safetensors file: its header is no JSON object", field=path.name)
     entries.pop("__metadata__", None)
     data_start = 8 + length
     tensors = {name: _tensor_info(path, name, entry, file_bytes - data_start) for name, entry in entries.items()}
@@ -154,8 +156,10 @@ def _tensor_info(path: Path, name: str, entry: Any, data_bytes: int) -> TensorIn
         shape = tuple(int(size) for size in entry["shape"])
         start, stop = (int(offset) for offset in entry["data_offsets"])
         info = TensorInfo(path, str(entry["dtype"]), shape, stop - start)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path}: the header's entry for {name} is broken", field=name) from error
+    if min(shape, default=0) < 0:
+        raise CheckpointError(f"{path}: tensor {name} has shape {list(shape)}", field=name)
     if not 0 <= start <= stop <= data_bytes:
         raise CheckpointError(f"{path} is truncated: tensor {name} ends at byte {stop} of {data_bytes}", field=name)
     item_bytes = _ITEM_BYTES.get(info.dtype)

@@ -59,6 +59,11 @@ class DeepseekSpec:
         return self.rope.context_tokens
 
     @property
+    def window_tokens(self) -> int:
+        """0: every token sees all before it."""
+        return 0
+
+    @property
     def kv(self) -> KvColumns:
         """The latent and the shared key, which every head needs whole."""
         return KvColumns(self.attention.row_width, 0)

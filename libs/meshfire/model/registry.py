@@ -28,6 +28,7 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], ModelSpec]] = {
     "kimi_k2": deepseek.parse,
     "kimi_k25": deepseek.parse,
     "llama": llama.parse,
+    "mistral": llama.parse_mistral,
 }
 
 _SAMPLING_DEFAULTS = (
@@ -45,7 +46,8 @@ _SAMPLING_DEFAULTS = (
 class ModelFacts:
     """What a mesh needs to know of a model without loading it.
 
-    `end_token_ids` end an output. `generation_defaults` are sampling fields of generation_config.json that are set.
+    `window_tokens` is how many tokens a token sees (0 = all). `end_token_ids` end an output.
+    `generation_defaults` are sampling fields of generation_config.json that are set.
     """
 
     revision: str
@@ -53,6 +55,7 @@ class ModelFacts:
     vocab_size: int
     hidden_size: int
     context_tokens: int
+    window_tokens: int
     end_token_ids: tuple[int, ...]
     experts: ExpertLayout
     generation_defaults: Mapping[str, Any]
@@ -69,6 +72,7 @@ def describe(directory: Path, *, dense_slices: int = 0, compute: str = "auto") -
         vocab_size=spec.vocab_size,
         hidden_size=spec.ffn.hidden_size,
         context_tokens=spec.context_tokens,
+        window_tokens=spec.window_tokens,
         end_token_ids=_end_token_ids(config, generation),
         experts=spec.ffn.layout(dense_slices),
         generation_defaults={

@@ -29,6 +29,10 @@ class ModelSpec(Protocol):
         """The FFN of every layer."""
 
     @property
+    def window_tokens(self) -> int:
+        """How many tokens a token sees, itself included; 0 = all."""
+
+    @property
     def kv(self) -> KvColumns:
         """The KV row of a token and layer."""
 
