@@ -42,9 +42,9 @@ class Int4Weight:
 
     def integers(self) -> Tensor:
         """q of every group covered: [out, 32 G] int8 in [-8, 7]; columns from `skipped` on are the matrix's."""
-        shifts = torch.arange(0, VALUES_PER_WORD * _BITS, _BITS, dtype=torch.int32)
-        nibbles = (self.packed[:, :, None] >> shifts) & _NIBBLE
-        return (nibbles - _ZERO).to(torch.int8).flatten(1)
+        pairs = self.packed.contiguous().view(torch.uint8)  # little-endian: two values a byte, in order
+        nibbles = torch.stack((pairs & _NIBBLE, pairs >> _BITS), dim=-1).flatten(1)
+        return nibbles.view(torch.int8) - _ZERO
 
     def scales(self) -> Tensor:
         """The groups' scales: [out, G] float32."""
