@@ -56,7 +56,7 @@ def _sizes(found: Inspection) -> Table:
         "worker (attention, shared FFNs, head)": _size(found.worker_bytes),
         "experts": f"{found.num_experts:,} x {_size(found.expert_bytes)}",
         f"largest of {found.num_shards} expert shards": _size(found.shard_bytes),
-        "KV per token": f"{found.kv_token_bytes:,} bytes",
+        "KV per token (2 bytes a number)": f"{found.kv_token_bytes:,} bytes",
         "KV of a full context": f"{found.context_tokens:,} tokens, {_size(found.kv_context_bytes)}",
     }
     for name, value in rows.items():

@@ -47,6 +47,11 @@ def layer_norm(name: str, size: int) -> Iterator[MadeTensor]:
     yield MadeTensor(f"{name}.bias", (size,), _NORM_SPREAD)
 
 
+def unbiased(name: str, shape: tuple[int, int]) -> Iterator[MadeTensor]:
+    """`name`.weight alone."""
+    yield matrix(name, *shape)
+
+
 def biased(name: str, shape: tuple[int, ...]) -> Iterator[MadeTensor]:
     """`name`.weight [out, …] and `name`.bias [out]."""
     yield MadeTensor(f"{name}.weight", shape, prod(shape[1:]) ** -0.5)

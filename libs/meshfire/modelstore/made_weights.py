@@ -12,7 +12,7 @@ from itertools import pairwise
 from typing import Any
 
 from meshfire.modelstore.made_configs import MadeConfig
-from meshfire.modelstore.made_tensor import MadeTensor, matrix, norm
+from meshfire.modelstore.made_tensor import MadeTensor, biased, matrix, norm, unbiased
 from meshfire.modelstore.made_vision import projector, tower
 
 _HEAD_SPREAD = 3.0  # logits' standard deviation
@@ -52,12 +52,16 @@ def _ends(prefix: str, text: Mapping[str, Any]) -> Iterator[MadeTensor]:
 def _llama_layer(prefix: str, index: int, text: Mapping[str, Any]) -> Iterator[MadeTensor]:
     hidden_size = text["hidden_size"]
     head_dim = text.get("head_dim") or hidden_size // text["num_attention_heads"]
-    query_size, key_size = text["num_attention_heads"] * head_dim, text["num_key_value_heads"] * head_dim
+    query_size, key_size = (
+        text["num_attention_heads"] * head_dim,
+        text.get("num_key_value_heads", text["num_attention_heads"]) * head_dim,
+    )
     yield from _layer_norms(prefix, hidden_size)
-    yield matrix(f"{prefix}self_attn.q_proj", query_size, hidden_size)
-    yield matrix(f"{prefix}self_attn.k_proj", key_size, hidden_size)
-    yield matrix(f"{prefix}self_attn.v_proj", key_size, hidden_size)
-    yield matrix(f"{prefix}self_attn.o_proj", hidden_size, query_size)
+    projection = biased if text.get("attention_bias") else unbiased
+    yield from projection(f"{prefix}self_attn.q_proj", (query_size, hidden_size))
+    yield from projection(f"{prefix}self_attn.k_proj", (key_size, hidden_size))
+    yield from projection(f"{prefix}self_attn.v_proj", (key_size, hidden_size))
+    yield from projection(f"{prefix}self_attn.o_proj", (hidden_size, query_size))
     yield from _ffn(f"{prefix}mlp", hidden_size, text["intermediate_size"])
 
 
@@ -78,11 +82,14 @@ def _kimi_layer(prefix: str, index: int, text: Mapping[str, Any]) -> Iterator[Ma
 
 def _latent_attention(prefix: str, text: Mapping[str, Any]) -> Iterator[MadeTensor]:
     hidden_size, heads = text["hidden_size"], text["num_attention_heads"]
-    rank, latent = text["q_lora_rank"], text["kv_lora_rank"]
+    rank, latent = text.get("q_lora_rank"), text["kv_lora_rank"]
     nope, rope, value = text["qk_nope_head_dim"], text["qk_rope_head_dim"], text["v_head_dim"]
-    yield matrix(f"{prefix}q_a_proj", rank, hidden_size)
-    yield norm(f"{prefix}q_a_layernorm", rank)
-    yield matrix(f"{prefix}q_b_proj", heads * (nope + rope), rank)
+    if rank:
+        yield matrix(f"{prefix}q_a_proj", rank, hidden_size)
+        yield norm(f"{prefix}q_a_layernorm", rank)
+        yield matrix(f"{prefix}q_b_proj", heads * (nope + rope), rank)
+    else:
+        yield matrix(f"{prefix}q_proj", heads * (nope + rope), hidden_size)
     yield matrix(f"{prefix}kv_a_proj_with_mqa", latent + rope, hidden_size)
     yield norm(f"{prefix}kv_a_layernorm", latent)
     yield matrix(f"{prefix}kv_b_proj", heads * (nope + value), latent)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -14,6 +15,7 @@ from meshfire.errors import BadInput, CheckpointError
 from meshfire.modelstore.inspection import inspect
 from meshfire.modelstore.made_configs import MADE_CONFIGS
 from meshfire.modelstore.make import make_model
+from tests.oracles import make_deepseek_checkpoint, make_llama_checkpoint, make_mistral_checkpoint
 
 K25_TEXT = {
     **MADE_CONFIGS["kimi-tiny-int4"].text,
@@ -89,6 +91,25 @@ def test_the_forecast_from_config_alone_is_what_the_files_hold(name: str, tmp_pa
     assert (real.source, forecast.source) == ("headers", "config.json")
     fields = [one for one in vars(real) if one != "source"]
     assert {one: getattr(real, one) for one in fields} == {one: getattr(forecast, one) for one in fields}
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        (make_llama_checkpoint, {"tie_word_embeddings": True, "attention_bias": True}),
+        (make_mistral_checkpoint, {"sliding_window": 13}),
+        (make_deepseek_checkpoint, {"q_lora_rank": None, "n_shared_experts": 2}),
+    ],
+)
+def test_what_transformers_saves_is_forecast_from_its_configuration(
+    make: Any, changes: dict[str, Any], tmp_path: Path
+) -> None:
+    real = inspect(make(tmp_path, **changes))
+    (tmp_path / "model.safetensors").unlink()
+    forecast = inspect(tmp_path)
+    assert forecast.source == "config.json"
+    assert (forecast.num_parameters, forecast.num_bytes) == (real.num_parameters, real.num_bytes)
+    assert (forecast.active_parameters, forecast.expert_bytes) == (real.active_parameters, real.expert_bytes)
 
 
 def test_the_command_prints_tables_and_json(k25: Path) -> None:
