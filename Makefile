@@ -47,6 +47,9 @@ consul: setup  ## Fetch a Consul agent for tests and `meshfire up`, where it can
 postgres:  ## Install a PostgreSQL server for tests, where apt and root are there
 	@deploy/postgres/install-server.sh || echo "no PostgreSQL here: its tests are skipped"
 
+kernels: setup  ## Compile the C++ kernels now (else a worker's first start does); says which path will run
+	$(BIN)/python -m meshfire.kernels
+
 model: setup  ## Fetch SmolLM2-135M-Instruct into the model cache
 	$(BIN)/meshfire models pull smollm2-135m-instruct
 

@@ -74,6 +74,13 @@ def make_llama_checkpoint(directory: Path, seed: int = 0, **overrides: Any) -> P
     return _save(LlamaForCausalLM, LlamaConfig(**_special_ids({**LLAMA, **overrides})), directory, seed)
 
 
+def make_mistral_checkpoint(directory: Path, seed: int = 0, **overrides: Any) -> Path:
+    """Write a random Mistral model directory (fp32, with tokenizer); `overrides` are MistralConfig fields."""
+    from transformers import MistralConfig, MistralForCausalLM
+
+    return _save(MistralForCausalLM, MistralConfig(**_special_ids({**LLAMA, **overrides})), directory, seed)
+
+
 def make_deepseek_checkpoint(directory: Path, seed: int = 0, **overrides: Any) -> Path:
     """Write a random DeepSeek-V3 model directory (fp32, with tokenizer); `overrides` are DeepseekV3Config fields."""
     from transformers import DeepseekV3Config, DeepseekV3ForCausalLM

@@ -63,6 +63,8 @@ class OutputLimits:
     #: tokens that end it from output index `min_tokens` on
     end_token_ids: frozenset[int]
     min_tokens: int = 0
+    #: tokens that end it anywhere: a rule allows them only where it is complete, and then maybe nothing else
+    rule_end_ids: frozenset[int] = frozenset()
     script: Script | None = None
 
     def ending_before(self, index: int, num_tokens: int) -> Ending | None:
@@ -77,6 +79,7 @@ class OutputLimits:
     def ending_with(self, index: int, token_id: int) -> Ending | None:
         """The end of the output if `token_id`, chosen at `index`, ends it."""
         after_script = self.script is not None and index >= len(self.script.token_ids)
-        if after_script or (index >= self.min_tokens and token_id in self.end_token_ids):
+        ends = token_id in self.rule_end_ids or (index >= self.min_tokens and token_id in self.end_token_ids)
+        if after_script or ends:
             return Ending(FinishReason.STOP, token_id)
         return None

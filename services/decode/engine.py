@@ -1,7 +1,9 @@
 """The decode engine: leases in, tokens out.
 
     lease ──▶ waiting ──blocks──▶ reading KV ──verified──▶ running ──▶ finished | failed
-                  cancel, deadline, lost router, preemption: from anywhere, within one step
+                 ▲  └───────────without KV──────────────────▶ │
+                 └──────────────preempted─────────────────────┘
+                  cancel, deadline, lost router: from anywhere, within one step
 
 Owns the life of a lease and the step loop. How KV is read, how a step is computed and what ends an output are the
 business of its parts. All of it lives on the event loop; only `step.run_step` runs on the model thread.
@@ -18,12 +20,12 @@ from dataclasses import dataclass
 from opentelemetry.trace import Tracer
 
 from meshfire.api.router.v1 import work_service_pb2 as pb
-from meshfire.errors import DeadlineExceeded, Draining, InternalError, MeshfireError, NoFreeBlocks
+from meshfire.errors import DeadlineExceeded, Draining, InternalError, MeshfireError
 from meshfire.kv import lease as kv_lease
 from meshfire.model.interface import KvGeometry
-from meshfire.model.sampling import Sampled
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import span
+from meshfire.worker import prompt_logprobs
 from meshfire.worker.faults import strike
 from meshfire.worker.ports import Experts, Link
 from services.decode import reports, wire
@@ -31,9 +33,13 @@ from services.decode.ending import Ending
 from services.decode.instruments import DecodeInstruments
 from services.decode.lease import DecodeLease, new_lease, remaining_s
 from services.decode.order import Order
+from services.decode.planning import PartResult
 from services.decode.ports import Reader
+from services.decode.read_lease import ReadLease
+from services.decode.rules import RuleBook
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
+from services.decode.taking import take
 from services.decode.trace import end_lease_span, start_lease_span
 
 _log = logging.getLogger(__name__)
@@ -63,6 +69,7 @@ class DecodeEngine:
         table: LeaseTable,
         reader: Reader,
         stepper: Stepper,
+        rules: RuleBook,
         experts: Experts,
         tracer: Tracer,
         instruments: DecodeInstruments,
@@ -71,6 +78,7 @@ class DecodeEngine:
         self._table = table
         self._reader = reader
         self._stepper = stepper
+        self._rules = rules
         self._experts = experts
         self._tracer = tracer
         self._instruments = instruments
@@ -144,43 +152,75 @@ class DecodeEngine:
             raise
         self._idle.clear()
         self._arrival.set()
-        ending = order.limits.ending_before(lease.sequence.num_output_tokens, lease.sequence.num_tokens)
-        if ending is not None:  # only the word that all is done was lost
+        ending = lease.ending_before_next()
+        if ending is not None and not order.prompt_only:  # only the word that all is done was lost
             self._finish(lease, ending)
 
     def _settle(self) -> None:
         """After any change of who is here: admit who fits, and say how much room is left."""
         if self._group is None or self._link is None:
             return
-        for lease in self._table.admit():
-            name = f"read-kv {lease.order.key.request_id}"
-            lease.read_task = self._group.create_task(self._read(lease), name=name)
         scheduler = self._table.scheduler
-        self._link.set_credit(0 if self._draining else max(0, scheduler.num_slots), scheduler.num_spare_blocks)
+        for lease in self._table.admit():
+            lease.admitted(self._identity.geometry.block_tokens)
+            if lease.sequence.kv_comes or lease.lacks_ruler:
+                name = f"prepare {lease.order.key.request_id}"
+                lease.preparing = self._group.create_task(self._prepare(lease), name=name)
+            else:
+                self._compute(lease)
+        num_slots = 0 if self._draining else max(0, scheduler.num_slots)
+        self._link.set_credit(num_slots, scheduler.num_spare_blocks, scheduler.num_pending_tokens)
 
-    async def _read(self, lease: DecodeLease) -> None:
+    async def _prepare(self, lease: DecodeLease) -> None:
+        """Open its rule, then read its KV: others step meanwhile."""
+        order = lease.order
+        if lease.lacks_ruler and order.rule is not None:
+            scripted = order.limits.script is not None
+            try:
+                lease.ruler = await self._rules.open(order.rule, in_reasoning=order.in_reasoning, may_break=scripted)
+            except MeshfireError as error:
+                lease.preparing = None
+                self._fail(lease, error, retryable=error.retryable)
+                return
+            ending = lease.ending_before_next()
+            if ending is not None:
+                lease.preparing = None
+                self._finish(lease, ending)
+                return
+        if lease.sequence.kv_comes and lease.reading is not None:
+            await self._read(lease, lease.reading)
+        else:
+            lease.preparing = None
+            self._compute(lease)
+
+    def _compute(self, lease: DecodeLease) -> None:
+        """Its tokens are computed in the steps from now on."""
+        self._table.scheduler.compute(lease.sequence)
+        self._work.set()
+
+    async def _read(self, lease: DecodeLease, reading: ReadLease) -> None:
         sequence = lease.sequence
         attributes = {
             names.ATTR_KV_BLOCKS: len(sequence.block_table),
             names.ATTR_KV_BLOCKS_REUSED: sequence.num_held_blocks,
         }
         parent = lease.traceparent
-        lease.advance_kv(kv_lease.ReadStarted)
+        reading.advance(kv_lease.ReadStarted)
         try:
             with span(self._tracer, names.SPAN_DECODE_READ_KV, parent=parent, attributes=attributes) as read_span:
                 read = await self._reader.read(
-                    lease.order.source, lease.manifest, sequence.block_table, sequence.num_held_blocks
+                    reading.source, reading.manifest, sequence.block_table, sequence.num_held_blocks
                 )
                 read_span.set_attribute(names.ATTR_KV_BYTES, read.num_bytes)
         except Exception as error:
-            lease.read_task = None
-            lease.advance_kv(kv_lease.ReadAborted)
+            lease.preparing = None
+            reading.advance(kv_lease.ReadAborted)
             self._read_failed(lease, error)
             return
-        lease.read_task = None
+        lease.preparing = None
         lease.arrived(read.last_hidden, read.num_bytes)
         self._instruments.kv_read(read.num_bytes)
-        self._table.scheduler.start(sequence)
+        self._table.scheduler.arrived(sequence)
         self._release_kv(lease)
         self._work.set()
 
@@ -202,8 +242,8 @@ class DecodeEngine:
     def _close(self, lease: DecodeLease, *, ending: Ending | None = None, error: MeshfireError | None = None) -> None:
         """Free everything of a lease, at every hop; says nothing to the router."""
         self._table.remove(lease)
-        if lease.read_task is not None:
-            lease.read_task.cancel()
+        if lease.preparing is not None:
+            lease.preparing.cancel()
         self._release_kv(lease)
         self._experts.finish([lease.traceparent])
         end_lease_span(self._tracer, lease, ending, error)
@@ -213,11 +253,11 @@ class DecodeEngine:
 
     def _release_kv(self, lease: DecodeLease) -> None:
         """End the KV's lease at both ends, once; the owner hears whether it was read."""
-        if lease.kv.released:
+        reading = lease.reading
+        if reading is None or reading.released:
             return
-        lease.advance_kv(kv_lease.Released)
-        acknowledged = lease.kv.outcome is kv_lease.Outcome.ACKNOWLEDGED
-        release = self._reader.release(lease.order.source, acknowledged=acknowledged)
+        reading.advance(kv_lease.Released)
+        release = self._reader.release(reading.source, acknowledged=reading.acknowledged)
         self._spawn(release, f"release-kv {lease.order.key.request_id}")
 
     def _spawn(self, work: Coroutine[None, None, None], name: str) -> None:
@@ -250,30 +290,42 @@ class DecodeEngine:
         while True:
             await self._work.wait()
             for lease in self._table.grow():
+                lease.preempted()
                 self._instruments.preempted()
-                self._fail(lease, NoFreeBlocks("preempted: older sequences need its KV blocks"), retryable=True)
-            leases = self._table.running()
-            if leases:
-                await self._stepper.step(leases, self)
+            parts = self._table.next_parts()
+            if parts:
+                await self._stepper.step(parts, self)
                 self._settle()
             else:
                 self._work.clear()
 
     # --- StepOutcome --------------------------------------------------------------------------------------------------
 
-    async def on_tokens(self, chosen: Sequence[tuple[DecodeLease, Sampled]]) -> None:
+    async def on_results(self, results: Sequence[PartResult]) -> None:
         """Take the tokens into their sequences, tell the routers, end what is complete."""
-        for lease, _ in chosen:
-            await self._rehearse(lease)
-        alive = [(lease, sampled) for lease, sampled in chosen if not lease.ended]
-        taken = [(lease, *_take(lease, sampled)) for lease, sampled in alive]
+        for one in results:
+            if one.sampled:
+                await self._rehearse(one.lease)
+        taken = [take(one) for one in results if not one.lease.ended]
+        for done in taken:
+            self._table.scheduler.computed(done.result.lease.sequence, done.num_computed_tokens)
+            self._tell_prompt(done.result)
         if self._link is not None:
-            tokens = [token for _, token, _ in taken if token is not None]
-            for router_id, message in reports.progress_by_router(tokens).items():
+            new = [done.new for done in taken if done.new is not None]
+            for router_id, message in reports.progress_by_router(new).items():
                 self._link.send(router_id, message)
-        for lease, _, ending in taken:
-            if ending is not None:
-                self._finish(lease, ending)
+        for done in taken:
+            if done.ending is not None:
+                self._finish(done.result.lease, done.ending)
+
+    def _tell_prompt(self, result: PartResult) -> None:
+        """What is to be told of a prompt that is computed here: its scores, and that it is done."""
+        lease, key = result.lease, result.lease.order.key
+        for message in prompt_logprobs.messages_of(key, result.part.start + 1, result.scores):
+            self._send(lease, message)
+        if lease.reading is None and lease.prompt_computed and not lease.prompt_told:
+            lease.prompt_told = True
+            self._send(lease, reports.prompt_computed(key, lease.num_cached_tokens or 0))
 
     def on_failure(self, lease: DecodeLease, error: MeshfireError) -> None:
         """Give it back."""
@@ -287,15 +339,3 @@ class DecodeEngine:
         if fault.strikes(token=lease.sequence.num_output_tokens):
             lease.struck = True
             await strike(fault)
-
-
-def _take(lease: DecodeLease, sampled: Sampled) -> tuple[reports.NewToken | None, Ending | None]:
-    """Append the token, unless it is an end token; what to report, and the end of the output."""
-    sequence, limits = lease.sequence, lease.order.limits
-    index = sequence.num_output_tokens
-    ending = limits.ending_with(index, sampled.token_id)
-    if ending is not None:
-        return None, ending
-    sequence.append(sampled.token_id)
-    token = reports.NewToken(lease.order, index, sampled)
-    return token, limits.ending_before(sequence.num_output_tokens, sequence.num_tokens)

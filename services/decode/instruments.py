@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 
 from opentelemetry.metrics import CallbackOptions, Meter, Observation
 
 from meshfire.telemetry import names
+from services.decode.planning import PartResult
 
 
 class DecodeInstruments:
@@ -18,8 +19,13 @@ class DecodeInstruments:
         self._steps = meter.create_histogram(names.METRIC_DECODE_STEP_DURATION, "s", "Time of one step")
         self._batch = meter.create_histogram(names.METRIC_DECODE_BATCH, "{sequence}", "Sequences of one step")
         self._preemptions = meter.create_counter(
-            names.METRIC_DECODE_PREEMPTIONS, "{sequence}", "Sequences handed back because no KV block was free"
+            names.METRIC_DECODE_PREEMPTIONS, "{sequence}", "Sequences that lost their KV blocks to older ones"
         )
+        self._prompt_tokens = meter.create_counter(
+            names.METRIC_DECODE_PROMPT_TOKENS, "{token}", "Tokens computed of prompts and of what was preempted"
+        )
+        self._drafted = meter.create_counter(names.METRIC_DECODE_DRAFTED, "{token}", "Tokens guessed ahead")
+        self._accepted = meter.create_counter(names.METRIC_DECODE_ACCEPTED, "{token}", "Guesses that were right")
         self._kv_bytes = meter.create_counter(names.METRIC_KV_BYTES_READ, "By", "KV read from prefill workers")
 
     def observe(
@@ -37,14 +43,21 @@ class DecodeInstruments:
         gauge(names.METRIC_DECODE_RUNNING, [_reading(num_running)], "{sequence}", "Sequences that read KV or run")
         gauge(names.METRIC_DECODE_WAITING, [_reading(num_waiting)], "{sequence}", "Sequences without KV blocks")
 
-    def step_done(self, batch_size: int, seconds: float) -> None:
+    def step_done(self, results: Sequence[PartResult], seconds: float) -> None:
         """One step, waiting for its turn on the model thread included."""
         self._steps.record(seconds)
-        self._batch.record(batch_size)
-        self._tokens.add(batch_size)
+        self._batch.record(len(results))
+        self._tokens.add(sum(len(one.sampled) for one in results))
+        num_more = sum(one.part.stop - one.part.start for one in results if one.part.stop - one.part.start > 1)
+        if num_more:
+            self._prompt_tokens.add(num_more)
+        num_drafted = sum(len(one.part.draft_ids) for one in results)
+        if num_drafted:
+            self._drafted.add(num_drafted)
+            self._accepted.add(sum(one.num_accepted for one in results))
 
     def preempted(self) -> None:
-        """One sequence was handed back."""
+        """One sequence lost its blocks."""
         self._preemptions.add(1)
 
     def kv_read(self, num_bytes: int) -> None:

@@ -5,7 +5,7 @@ Owns the mapping from values to messages; sends nothing.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from meshfire.api.common.v1 import sampling_pb2
@@ -24,21 +24,27 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class NewToken:
-    """One token of one output; `index` counts from the output's start."""
+class NewTokens:
+    """Tokens of one output, at least one; `first_index` counts from the output's start."""
 
     order: Order
-    index: int
-    sampled: Sampled
+    first_index: int
+    sampled: Sequence[Sampled]
 
 
-def progress_by_router(tokens: Iterable[NewToken]) -> dict[str, pb.WorkRequest]:
+def progress_by_router(new: Iterable[NewTokens]) -> dict[str, pb.WorkRequest]:
     """One message per router with everything that its requests got in this step."""
     messages: dict[str, pb.WorkRequest] = {}
-    for token in tokens:
-        message = messages.setdefault(token.order.key.router_id, pb.WorkRequest())
-        message.progress.tokens.append(_progress(token))
+    for one in new:
+        message = messages.setdefault(one.order.key.router_id, pb.WorkRequest())
+        message.progress.tokens.append(_progress(one))
     return messages
+
+
+def prompt_computed(key: LeaseKey, num_cached_tokens: int) -> pb.WorkRequest:
+    """The prompt of a lease without KV is computed."""
+    message = pb.PromptComputed(request_id=key.request_id, epoch=key.epoch, num_cached_tokens=num_cached_tokens)
+    return pb.WorkRequest(prompt_computed=message)
 
 
 def finished(key: LeaseKey, ending: Ending, kv_bytes: int) -> pb.WorkRequest:
@@ -60,13 +66,17 @@ def failed(key: LeaseKey, error: MeshfireError, *, retryable: bool) -> pb.WorkRe
     return pb.WorkRequest(failed=message)
 
 
-def _progress(token: NewToken) -> pb.TokenProgress:
-    key = token.order.key
+def _progress(new: NewTokens) -> pb.TokenProgress:
+    key = new.order.key
     message = pb.TokenProgress(
-        request_id=key.request_id, epoch=key.epoch, first_index=token.index, token_ids=[token.sampled.token_id]
+        request_id=key.request_id,
+        epoch=key.epoch,
+        first_index=new.first_index,
+        token_ids=[one.token_id for one in new.sampled],
     )
-    if token.sampled.logprobs is not None:
-        message.logprobs.append(_logprobs(token.sampled.logprobs))
+    for one in new.sampled:
+        if one.logprobs is not None:
+            message.logprobs.append(_logprobs(one.logprobs))
     return message
 
 

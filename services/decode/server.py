@@ -10,7 +10,9 @@ import grpc.aio
 
 from meshfire.api.router.v1 import work_service_pb2 as work_pb
 from meshfire.kv.block_pool import BlockPool
+from meshfire.kv.journal import BlockJournal
 from meshfire.runtime.serve import Mesh, Service
+from meshfire.sched.parts import ChunkBudget
 from meshfire.sched.policy import Scheduler
 from meshfire.worker.link import WorkerLink
 from meshfire.worker.model_worker import ModelWorker, model_worker
@@ -18,6 +20,8 @@ from services.decode.config import DecodeSettings
 from services.decode.engine import DecodeEngine, Identity
 from services.decode.instruments import DecodeInstruments
 from services.decode.kv_reader import KvReader
+from services.decode.rules import RuleBook
+from services.decode.speculation import Speculation
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.wire import WorkerFacts
@@ -28,8 +32,10 @@ async def build(settings: DecodeSettings, mesh: Mesh) -> AsyncIterator[Service]:
     """Load the model, find the experts, connect to the routers."""
     async with AsyncExitStack() as stack:
         worker = await stack.enter_async_context(model_worker("decode", settings, mesh))
-        parts = _Parts(settings, worker)
-        link = WorkerLink(parts.hello(), parts.engine, mesh.registry, mesh.channels)
+        rules = await asyncio.to_thread(RuleBook.load, settings.model_dir, worker.model.vocab_size)
+        stack.push_async_callback(asyncio.to_thread, rules.close)
+        parts = _Parts(settings, worker, rules)
+        link = WorkerLink(parts.hello(), parts.engine, mesh.registry, mesh.channels, journal=parts.journal)
         tasks = [
             mesh.tasks.create_task(parts.engine.run(link), name="decode-engine"),
             mesh.tasks.create_task(link.run(), name="worker-link"),
@@ -48,12 +54,13 @@ async def _stopped(tasks: Sequence[asyncio.Task[None]]) -> None:
 class _Parts:
     """The worker's parts, wired."""
 
-    def __init__(self, settings: DecodeSettings, worker: ModelWorker) -> None:
+    def __init__(self, settings: DecodeSettings, worker: ModelWorker, rules: RuleBook) -> None:
         self._worker = worker
         mesh, model, facts = worker.mesh, worker.model, worker.facts
         geometry = model.geometry
         store = worker.store
-        pool = BlockPool(store.num_blocks)
+        self.journal = BlockJournal()
+        pool = BlockPool(store.num_blocks, self.journal)
         scheduler = Scheduler(
             pool,
             block_tokens=geometry.block_tokens,
@@ -68,7 +75,8 @@ class _Parts:
             generation_defaults=facts.generation_defaults,
             hooks_on=mesh.test_hooks,
         )
-        table = LeaseTable(scheduler)
+        budget = ChunkBudget(settings.chunk_tokens, settings.idle_chunk_tokens)
+        table = LeaseTable(scheduler, budget, Speculation.named(settings.speculation, settings.max_draft_tokens))
         instruments = DecodeInstruments(mesh.telemetry.meter)
         instruments.observe(
             num_blocks=pool.num_blocks,
@@ -85,7 +93,8 @@ class _Parts:
         )
         stepper = Stepper(model, store, worker.thread, worker.experts, table, settings.step_timeout_s, instruments)
         identity = Identity(worker.worker_id, mesh.instance_id, self._limits, facts.revision, geometry)
-        self.engine = DecodeEngine(identity, table, reader, stepper, worker.experts, mesh.telemetry.tracer, instruments)
+        tracer = mesh.telemetry.tracer
+        self.engine = DecodeEngine(identity, table, reader, stepper, rules, worker.experts, tracer, instruments)
 
     def hello(self) -> work_pb.WorkerHello:
         """Who this worker is, for the routers."""

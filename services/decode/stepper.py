@@ -10,20 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from meshfire.errors import DeadlineExceeded, InternalError, MeshfireError
 from meshfire.kv.store import KvStore
 from meshfire.model.interface import CausalLM
-from meshfire.model.sampling import Sampled
 from meshfire.runtime.model_thread import ModelThread
-from meshfire.worker.faults import HopFault
-from meshfire.worker.hop import HopStats
+from meshfire.worker.faults import Fault, HopFault
 from meshfire.worker.ports import Experts
 from services.decode.instruments import DecodeInstruments
-from services.decode.lease import DecodeLease, plan_step, remaining_s
+from services.decode.lease import DecodeLease, remaining_s
+from services.decode.planning import LeasePart, PartResult, PlannedStep
 from services.decode.step import run_step
 from services.decode.table import LeaseTable
 
@@ -39,8 +38,8 @@ _LONGEST_PAUSE_S = 1.0
 class StepOutcome(Protocol):
     """What a step leads to."""
 
-    async def on_tokens(self, chosen: Sequence[tuple[DecodeLease, Sampled]]) -> None:
-        """The next tokens; leases that ended meanwhile are not among them."""
+    async def on_results(self, results: Sequence[PartResult]) -> None:
+        """What was computed; leases that ended meanwhile are not among them."""
 
     def on_failure(self, lease: DecodeLease, error: MeshfireError) -> None:
         """This lease cannot go on here."""
@@ -59,45 +58,47 @@ class Stepper:
     instruments: DecodeInstruments
     _failures_in_row: int = field(default=0, init=False)
 
-    async def step(self, leases: Sequence[DecodeLease], outcome: StepOutcome) -> None:
-        """One token for each of `leases`, or word of why not. Returns normally whatever went wrong."""
+    async def step(self, parts: Sequence[LeasePart], outcome: StepOutcome) -> None:
+        """Compute `parts`, or say why not. Returns normally whatever went wrong."""
         try:
-            chosen = await self._compute(leases)
+            results = await self._compute(parts)
         except Exception as error:
-            await self._failed(leases, error, outcome)
+            await self._failed(parts, error, outcome)
         else:
             self._failures_in_row = 0
-            await outcome.on_tokens(chosen)
+            await outcome.on_results(results)
 
-    async def _compute(self, leases: Sequence[DecodeLease]) -> list[tuple[DecodeLease, Sampled]]:
-        ordered, plan = plan_step(leases, self.store.geometry.block_tokens)
+    async def _compute(self, parts: Sequence[LeasePart]) -> list[PartResult]:
+        step, leases = PlannedStep(parts), [one.lease for one in parts]
         deadline = min(lease.order.deadline for lease in leases) - DEADLINE_MARGIN_S
         session = self.experts.session(
             deadline=min(deadline, time.monotonic() + self.step_timeout_s),
             traceparents=[lease.traceparent for lease in leases],
-            fault=_hop_fault(leases),
+            fault=_hop_fault(parts),
         )
         started, started_ns = time.perf_counter(), time.time_ns()
         with self.table.stepping(leases):
-            sampled = await self.thread.run(run_step, self.model, self.store, session, plan)
-            alive = [(lease, one) for lease, one in zip(ordered, sampled, strict=True) if not lease.ended]
-        self.instruments.step_done(len(leases), time.perf_counter() - started)
-        _count([lease for lease, _ in alive], len(leases), session.stats, started_ns)
+            done = await self.thread.run(run_step, self.model, self.store, session, step.plan)
+            results = list(step.results(done))
+            alive = [one for one in results if not one.lease.ended]
+        self.instruments.step_done(results, time.perf_counter() - started)
+        for one in alive:
+            one.lease.stepped(len(parts), session.stats, started_ns)
         return alive
 
-    async def _failed(self, leases: Sequence[DecodeLease], error: Exception, outcome: StepOutcome) -> None:
+    async def _failed(self, parts: Sequence[LeasePart], error: Exception, outcome: StepOutcome) -> None:
         if isinstance(error, MeshfireError) and (error.retryable or isinstance(error, DeadlineExceeded)):
-            await self._back_off(leases, error, outcome)
+            await self._back_off([one.lease for one in parts], error, outcome)
             return
         if not isinstance(error, MeshfireError):
-            _log.error("a step of %d sequences failed", len(leases), exc_info=error)
-        if len(leases) > 1:
-            for lease in leases:
-                if not lease.ended:
-                    await self.step([lease], outcome)
-        elif not leases[0].ended:
+            _log.error("a step of %d sequences failed", len(parts), exc_info=error)
+        if len(parts) > 1:
+            for one in parts:
+                if not one.lease.ended:
+                    await self.step([one], outcome)
+        elif not parts[0].lease.ended:
             known = error if isinstance(error, MeshfireError) else InternalError("the step failed")
-            outcome.on_failure(leases[0], known)
+            outcome.on_failure(parts[0].lease, known)
 
     async def _back_off(self, leases: Sequence[DecodeLease], error: MeshfireError, outcome: StepOutcome) -> None:
         """Give up those whose time will be over at the next try; pause for the others."""
@@ -112,18 +113,21 @@ class Stepper:
             await asyncio.sleep(pause_s)
 
 
-def _count(leases: Sequence[DecodeLease], batch_size: int, stats: Mapping[str, HopStats], started_ns: int) -> None:
-    for lease in leases:
-        lease.stepped(batch_size, stats, started_ns)
-
-
-def _hop_fault(leases: Sequence[DecodeLease]) -> HopFault | None:
-    """Test hook: what an expert shard shall rehearse at the token that this step computes; one lease's at a time."""
-    for lease in leases:
-        fault = lease.order.fault
-        if fault is None or fault.role != "expert" or lease.struck or fault.trigger is None:
+def _hop_fault(parts: Sequence[LeasePart]) -> HopFault | None:
+    """Test hook: what an expert shard shall rehearse in this step; one lease's at a time."""
+    for one in parts:
+        lease, fault = one.lease, one.lease.order.fault
+        if fault is None or fault.role != "expert" or lease.struck:
             continue
-        if fault.strikes(token=lease.sequence.num_output_tokens):
+        if _is_due(fault, one):
             lease.struck = True
-            return HopFault(replace(fault, trigger=None))
+            trigger = fault.trigger if fault.trigger is not None and fault.trigger.name == "layer" else None
+            return HopFault(replace(fault, trigger=trigger))
     return None
+
+
+def _is_due(fault: Fault, one: LeasePart) -> bool:
+    """At its token; without one while the prompt is computed, which this worker may leave to another."""
+    if fault.trigger is not None and fault.trigger.name == "token":
+        return one.part.is_last and fault.strikes(token=one.lease.sequence.num_output_tokens)
+    return one.lease.reading is None and not one.lease.prompt_computed

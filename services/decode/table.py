@@ -10,16 +10,21 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
 from meshfire.errors import StaleEpoch
+from meshfire.sched.parts import ChunkBudget, next_parts
 from meshfire.sched.policy import Scheduler
 from meshfire.sched.sequence import Sequence
 from services.decode.lease import DecodeLease
+from services.decode.planning import LeasePart
+from services.decode.speculation import Speculation
 
 
 class LeaseTable:
     """Leases that have not ended, in order of arrival. Lives on the event loop."""
 
-    def __init__(self, scheduler: Scheduler) -> None:
+    def __init__(self, scheduler: Scheduler, budget: ChunkBudget, speculation: Speculation) -> None:
         self.scheduler = scheduler
+        self._budget = budget
+        self._speculation = speculation
         self._by_request: dict[tuple[str, str], DecodeLease] = {}
         self._by_sequence: dict[Sequence, DecodeLease] = {}
         self._stepping: frozenset[DecodeLease] = frozenset()
@@ -47,16 +52,17 @@ class LeaseTable:
         self._by_sequence[lease.sequence] = lease
 
     def admit(self) -> list[DecodeLease]:
-        """Leases that got blocks: their KV may be read."""
+        """Leases that got blocks: their KV may be read or computed."""
         return [self._by_sequence[one] for one in self.scheduler.admit()]
 
     def grow(self) -> list[DecodeLease]:
-        """Blocks for the next step; the leases preempted for it, which hold none any more."""
+        """Blocks for the next step; the leases preempted for it, which hold none any more and wait again."""
         return [self._by_sequence[one] for one in self.scheduler.grow()]
 
-    def running(self) -> list[DecodeLease]:
-        """Leases of the next step, oldest first."""
-        return [self._by_sequence[one] for one in self.scheduler.running]
+    def next_parts(self) -> list[LeasePart]:
+        """What the next step computes, oldest lease first; empty if nobody runs."""
+        parts = [LeasePart(self._by_sequence[one.sequence], one) for one in next_parts(self.scheduler, self._budget)]
+        return self._speculation.with_drafts(parts, self.scheduler)
 
     def remove(self, lease: DecodeLease) -> None:
         """End a lease; its blocks are free now, or when the step that uses them is over."""

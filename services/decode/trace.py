@@ -20,8 +20,9 @@ def start_lease_span(tracer: Tracer, order: Order, worker_id: str, model: str) -
         names.ATTR_WORKER_ID: worker_id,
         names.ATTR_MODEL: model,
         names.ATTR_TOKENS_PROMPT: order.num_prompt_tokens,
-        names.ATTR_KV_LEASE_ID: order.source.kv_lease_id,
     }
+    if order.source is not None:
+        attributes[names.ATTR_KV_LEASE_ID] = order.source.kv_lease_id
     return start_span(tracer, names.SPAN_DECODE_LEASE, parent=order.traceparent, attributes=attributes)
 
 
@@ -32,6 +33,9 @@ def end_lease_span(tracer: Tracer, lease: DecodeLease, ending: Ending | None, er
     span.set_attribute(names.ATTR_TOKENS_OUTPUT, num_tokens)
     span.set_attribute(names.ATTR_KV_BYTES, lease.kv_bytes)
     span.set_attribute(names.ATTR_STEPS, lease.num_steps)
+    span.set_attribute(names.ATTR_PREEMPTIONS, lease.num_preemptions)
+    if lease.reading is None and lease.num_cached_tokens is not None:
+        span.set_attribute(names.ATTR_TOKENS_CACHED, lease.num_cached_tokens)
     if ending is not None:
         span.set_attribute(names.ATTR_FINISH_REASON, ending.reason.value)
     if error is not None:

@@ -14,11 +14,13 @@ from meshfire.api.common.v1 import sampling_pb2
 from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import BadInput, DeadlineExceeded, InvalidPrompt, PromptTooLong, TestHooksOff
 from meshfire.model.sampling import SamplingParams
+from meshfire.rpc import output_rule
 from meshfire.worker.faults import rehearsed
 from meshfire.worker.lease_key import LeaseKey
 from services.decode.ending import OutputLimits, Script
 from services.decode.kv_reader import KvSource
 from services.decode.order import Order
+from services.decode.wanted import WantedText
 
 #: fields that generation_config.json may set
 _MODEL_DEFAULTS = ("temperature", "top_p", "top_k", "min_p", "repetition_penalty")
@@ -64,6 +66,10 @@ def order_from(router_id: str, lease: pb.Lease, facts: WorkerFacts, *, now: floa
         params=params,
         limits=_limits_from(work, params, facts),
         fault=rehearsed(lease.fault, epoch=lease.epoch, hooks_on=facts.hooks_on),
+        num_prompt_logprobs=_num_prompt_logprobs_from(work),
+        rule=output_rule.from_wire(work.rule) if work.HasField("rule") else None,
+        in_reasoning=work.rule.after_reasoning,
+        wanted=_wanted_from(work, facts),
     )
 
 
@@ -76,7 +82,7 @@ def sampling_from(message: sampling_pb2.SamplingParams, facts: WorkerFacts) -> S
     chosen = {field.name: value for field, value in message.ListFields() if field.name in _PLAIN}
     return SamplingParams(
         **(_model_defaults(facts.generation_defaults) | chosen),
-        max_tokens=message.max_tokens,
+        max_tokens=message.max_tokens or None,
         logit_bias=dict(message.logit_bias),
         stop_token_ids=tuple(message.stop_token_ids),
         ignore_eos=message.ignore_eos,
@@ -90,12 +96,25 @@ def _model_defaults(generation: Mapping[str, Any]) -> dict[str, Any]:
     return defaults | {"temperature": 0.0} if generation.get("do_sample") is False else defaults
 
 
-def _source_from(work: pb.DecodeWork, epoch: int) -> KvSource:
+def _source_from(work: pb.DecodeWork, epoch: int) -> KvSource | None:
+    """None: the lease came without KV."""
     if not work.kv_lease_id:
-        raise BadInput("a decode lease without kv_lease_id", field="kv_lease_id")
+        if work.kv_address:
+            raise BadInput("a kv_address without kv_lease_id", field="kv_lease_id")
+        return None
     if not work.kv_address:
         raise BadInput("a decode lease without kv_address", field="kv_address")
+    if work.sampling.max_tokens < 1:
+        raise BadInput("max_tokens is 0 and the prompt is computed: nothing is left to do", field="max_tokens")
     return KvSource(work.kv_address, work.kv_lease_id, epoch)
+
+
+def _num_prompt_logprobs_from(work: pb.DecodeWork) -> int | None:
+    if not work.HasField("num_prompt_logprobs"):
+        return None
+    if work.kv_lease_id:
+        raise BadInput("log-probabilities of a prompt that is not computed here", field="num_prompt_logprobs")
+    return work.num_prompt_logprobs
 
 
 def _limits_from(work: pb.DecodeWork, params: SamplingParams, facts: WorkerFacts) -> OutputLimits:
@@ -103,6 +122,7 @@ def _limits_from(work: pb.DecodeWork, params: SamplingParams, facts: WorkerFacts
         max_tokens=work.sampling.max_tokens,
         max_context_tokens=facts.max_context_tokens,
         end_token_ids=frozenset((*params.end_token_ids, *params.stop_token_ids)),
+        rule_end_ids=frozenset(facts.end_token_ids) if work.HasField("rule") else frozenset(),
         min_tokens=params.min_tokens,
         script=_script_from(work, facts),
     )
@@ -113,9 +133,18 @@ def _script_from(work: pb.DecodeWork, facts: WorkerFacts) -> Script | None:
         return None
     if not facts.hooks_on:
         raise TestHooksOff("this worker runs without test hooks; a script is refused", field="script_token_ids")
+    if _wanted_from(work, facts) is not None:
+        return None
     _check_ids("script_token_ids", work.script_token_ids, facts)
     end_token_id = facts.end_token_ids[0] if work.script_ends_with_eos and facts.end_token_ids else None
     return Script(tuple(work.script_token_ids), end_token_id, work.script_ends_with_eos)
+
+
+def _wanted_from(work: pb.DecodeWork, facts: WorkerFacts) -> WantedText | None:
+    """Only a rule makes a difference: without one, the tokens of the text are known."""
+    if not (facts.hooks_on and work.scripted and work.HasField("rule") and work.HasField("script_wants")):
+        return None
+    return WantedText(work.script_wants, work.script_ends_with_eos)
 
 
 def _check_tokens(work: pb.DecodeWork, facts: WorkerFacts) -> None:

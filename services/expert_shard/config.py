@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, field_validator
 
@@ -35,6 +36,8 @@ class ExpertShardSettings(ServiceSettings):
     compute: ComputeName = "auto"
     #: Threads of one matrix product.
     num_threads: int = Field(default=1, ge=1)
+    #: auto = callers on this machine may send hops over a local socket (ADR 11); grpc = all hops come over gRPC.
+    hop_transport: Literal["auto", "grpc"] = "auto"
     #: Hops read ahead per caller.
     max_queued_hops: int = Field(default=64, ge=1)
     #: How long a hop of an epoch that this shard has not heard of waits for the document.

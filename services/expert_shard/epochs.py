@@ -51,6 +51,10 @@ class EpochBook:
         """Served, ascending."""
         return tuple(sorted(self._needs))
 
+    def serves(self, epoch: int) -> bool:
+        """Whether a hop of `epoch` can be computed now. Any thread: `_needs` is replaced, never changed."""
+        return epoch in self._needs
+
     async def run(self) -> None:
         """Follow the document; ends only by cancellation."""
         async for entry in self._registry.kv_watch(placement_key(self._model)):

@@ -15,14 +15,17 @@ from meshfire.errors import Draining, MeshfireError, UnknownExpert
 from meshfire.model.interface import ExpertLayout
 from meshfire.model.registry import describe, open_experts
 from meshfire.placement.shard_map import Expert, ExpertSpan, spans_of
+from meshfire.rpc import lane_socket
 from meshfire.runtime.model_thread import ModelThread
 from meshfire.runtime.serve import Mesh, Service
 from meshfire.worker.faults import FIRST_EPOCH, rehearsed, strike
+from services.expert_shard.compute_loop import ComputeLoop
 from services.expert_shard.config import ExpertShardSettings
 from services.expert_shard.core import ExpertStore
 from services.expert_shard.epochs import EpochBook
-from services.expert_shard.forwarder import Forwarder, refusal, wants_answer
+from services.expert_shard.forwarder import Forwarder, cost_of, refusal, wants_answer
 from services.expert_shard.instruments import ShardInstruments
+from services.expert_shard.lane_desk import LaneDesk
 from services.expert_shard.spans import SpanBook
 from services.expert_shard.stream import ReadAhead
 
@@ -42,19 +45,33 @@ class ExpertShardServicer(rpc.ExpertShardServiceServicer):
         model_revision: str,
         store: ExpertStore,
         epochs: EpochBook,
-        thread: ModelThread,
+        compute: ComputeLoop,
+        local_socket: str,
         mesh: Mesh,
     ) -> None:
         self._settings = settings
         self._model_revision = model_revision
         self._store = store
         self._epochs = epochs
-        self._thread = thread
+        self._compute = compute
+        self._local_socket = local_socket
         self._forwarder = Forwarder(store)
         self._tracer = mesh.telemetry.tracer
         self._instruments = ShardInstruments(mesh.telemetry.meter, settings.shard_id)
         self._hooks_on = mesh.test_hooks
         self._tasks = mesh.tasks
+        #: for callers on this machine, who do not come over the stream
+        self.lanes = LaneDesk(
+            compute,
+            self._forwarder,
+            self._instruments,
+            self._new_book,
+            epochs.serves,
+            self._admit,
+            asyncio.get_running_loop(),
+            mesh.tasks,
+            settings.span_silence_s,
+        )
         self._streams: dict[ReadAhead, SpanBook] = {}
         self._draining = False
         self._idle = asyncio.Event()
@@ -68,15 +85,16 @@ class ExpertShardServicer(rpc.ExpertShardServiceServicer):
             raise Draining(f"shard {self._settings.shard_id} stops")
         await context.send_initial_metadata(())  # tells the caller that the stream is up before it has asked anything
         stream = ReadAhead(request_iterator, self._settings.max_queued_hops)
-        spans = SpanBook(self._tracer, self._settings.shard_id, _caller_of(context))
+        spans = self._new_book(_caller_of(context))
         reading = self._tasks.create_task(stream.run(), name="expert-stream-read")
         self._begin(stream, spans)
         try:
             async for request, arrived_ns in stream:
                 if wants_answer(request):
                     response = await self._answer(request, arrived_ns)
-                    self._instruments.record(request, response)
-                    spans.record(request, response)
+                    cost = cost_of(request, response)
+                    self._instruments.record(cost)
+                    spans.record(request.traceparents, cost)
                     yield response
                 spans.finish(list(request.finished_traceparents))
         finally:
@@ -93,6 +111,7 @@ class ExpertShardServicer(rpc.ExpertShardServiceServicer):
             experts=[_to_wire(span) for span in spans_of(self._store.experts)],
             weight_bytes=self._store.weight_bytes,
             hidden_size=self._store.layout.hidden_size,
+            local_socket="" if self._draining else self._local_socket,
         )
 
     async def LoadExperts(self, request: pb.LoadExpertsRequest, context: Context) -> pb.LoadExpertsResponse:
@@ -124,15 +143,23 @@ class ExpertShardServicer(rpc.ExpertShardServiceServicer):
         self._draining = True
         for stream in self._streams:
             stream.stop()
+        await self._compute.run(self._compute.close_lanes, self.lanes)
         await self._idle.wait()
 
     async def _answer(self, request: pb.ForwardRequest, arrived_ns: int) -> pb.ForwardResponse:
         try:
-            await self._rehearse(request.fault)
-            await self._epochs.admit(request.placement_epoch, self._settings.epoch_wait_s)
+            await self._admit(request.placement_epoch, request.fault)
         except MeshfireError as error:
             return refusal(request, error)
-        return await self._thread.run(self._forwarder.answer, request, arrived_ns)
+        return await self._compute.run(self._forwarder.answer, request, arrived_ns)
+
+    async def _admit(self, epoch: int, fault: str) -> None:
+        """Before a hop is computed. Raises StaleEpoch, TestHooksOff, BadInput."""
+        await self._rehearse(fault)
+        await self._epochs.admit(epoch, self._settings.epoch_wait_s)
+
+    def _new_book(self, caller_id: str) -> SpanBook:
+        return SpanBook(self._tracer, self._settings.shard_id, caller_id)
 
     async def _rehearse(self, text: str) -> None:
         """Test hook: strike this process if the fault names it. Raises TestHooksOff, BadInput."""
@@ -154,7 +181,9 @@ class ExpertShardServicer(rpc.ExpertShardServiceServicer):
 @asynccontextmanager
 async def build(settings: ExpertShardSettings, mesh: Mesh) -> AsyncIterator[Service]:
     """Load this shard's experts and serve them. Waits for the placement document unless `experts` names some."""
-    facts = await asyncio.to_thread(describe, settings.model_dir, dense_slices=settings.dense_slices)
+    facts = await asyncio.to_thread(
+        describe, settings.model_dir, dense_slices=settings.dense_slices, compute=settings.compute
+    )
     source = await asyncio.to_thread(
         open_experts, settings.model_dir, dense_slices=settings.dense_slices, compute=settings.compute
     )
@@ -175,19 +204,34 @@ async def serving(
         shard_id=settings.shard_id,
         always=settings.own_experts(store.layout),
     )
+    async with _computing(settings) as (compute, local_socket, thread):
+        servicer = ExpertShardServicer(settings, model_revision, store, epochs, compute, local_socket, mesh)
+        serving_hops = mesh.tasks.create_task(thread.run(compute.serve, servicer.lanes), name="expert-compute")
+        try:
+            await epochs.load_always()
+            mesh.tasks.create_task(epochs.run(), name="expert-epochs")
+            mesh.tasks.create_task(servicer.sweep(), name="expert-spans")
+            if not settings.experts:
+                await epochs.placed.wait()
+            yield Service(
+                add_to=lambda server: rpc.add_ExpertShardServiceServicer_to_server(servicer, server),
+                names=(SERVICE_NAME,),
+                metadata={"shard_id": settings.shard_id, "model": settings.model, "model_revision": model_revision},
+                drain=servicer.drain,
+            )
+        finally:
+            compute.stop()
+            await serving_hops
+
+
+@asynccontextmanager
+async def _computing(settings: ExpertShardSettings) -> AsyncIterator[tuple[ComputeLoop, str, ModelThread]]:
+    """The loop of the compute thread, the name of its local socket ("" = none), and the thread that is to run it."""
+    listener, local_socket = None, ""
+    if settings.hop_transport == "auto" and lane_socket.SUPPORTED:
+        listener, local_socket = lane_socket.listen()
     with ModelThread("expert-model", settings.num_threads) as thread:
-        servicer = ExpertShardServicer(settings, model_revision, store, epochs, thread, mesh)
-        await epochs.load_always()
-        mesh.tasks.create_task(epochs.run(), name="expert-epochs")
-        mesh.tasks.create_task(servicer.sweep(), name="expert-spans")
-        if not settings.experts:
-            await epochs.placed.wait()
-        yield Service(
-            add_to=lambda server: rpc.add_ExpertShardServiceServicer_to_server(servicer, server),
-            names=(SERVICE_NAME,),
-            metadata={"shard_id": settings.shard_id, "model": settings.model, "model_revision": model_revision},
-            drain=servicer.drain,
-        )
+        yield ComputeLoop(listener), local_socket, thread
 
 
 def _caller_of(context: Context) -> str:

@@ -1,20 +1,21 @@
 """One span per trace and stream, however many hops it makes.
 
 Owns when a trace's span begins and ends: first hop, and last hop seen before the caller closes it, falls silent or goes
-away. Knows nothing of computing. Event loop only.
+away. Knows nothing of computing. Each book belongs to one thread: a stream's to the event loop, a lane's to the
+compute thread.
 """
 
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span, SpanKind, Tracer
 
-from meshfire.api.expert_shard.v1 import expert_shard_service_pb2 as pb
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import start_span
-from services.expert_shard.forwarder import num_rows
+from services.expert_shard.forwarder import HopCost
 
 
 @dataclass
@@ -30,31 +31,30 @@ class _Trace:
 
 
 class SpanBook:
-    """The open traces of one stream. A step of several requests counts whole in each of their spans."""
+    """The open traces of one stream or lane. A step of several requests counts whole in each of their spans."""
 
     def __init__(self, tracer: Tracer, shard_id: str, caller_id: str) -> None:
         self._tracer = tracer
         self._attributes = {names.ATTR_SHARD_ID: shard_id, names.ATTR_CALLER_ID: caller_id}
         self._open: dict[str, _Trace] = {}
 
-    def record(self, request: pb.ForwardRequest, response: pb.ForwardResponse) -> None:
+    def record(self, traceparents: Sequence[str], cost: HopCost) -> None:
         """One answered hop."""
-        if not request.traceparents:
+        if not traceparents:
             return
         now_ns = time.time_ns()
-        began_ns = now_ns - response.compute_ns - response.queue_ns
-        tokens, bytes_in, bytes_out = num_rows(request), len(request.hidden.data), len(response.output.data)
-        for traceparent in request.traceparents:
+        began_ns = now_ns - cost.compute_ns - cost.queue_ns
+        for traceparent in traceparents:
             trace = self._open.get(traceparent) or self._begin(traceparent, began_ns)
             trace.last_ns = now_ns
             trace.hops += 1
-            trace.tokens += tokens
-            trace.bytes_in += bytes_in
-            trace.bytes_out += bytes_out
-            trace.queue_ns += response.queue_ns
-            trace.compute_ns += response.compute_ns
+            trace.tokens += cost.tokens
+            trace.bytes_in += cost.bytes_in
+            trace.bytes_out += cost.bytes_out
+            trace.queue_ns += cost.queue_ns
+            trace.compute_ns += cost.compute_ns
 
-    def finish(self, traceparents: list[str]) -> None:
+    def finish(self, traceparents: Sequence[str]) -> None:
         """The caller says that these make no more hops. Unknown ones made none here."""
         for traceparent in traceparents:
             trace = self._open.pop(traceparent, None)

@@ -14,6 +14,8 @@ from types import TracebackType
 from typing import Self
 
 from meshfire.kv.block_pool import BlockPool
+from services.prefill.prompt import Stop
+from services.prefill.under_way import UnderWay
 
 
 class SequenceBlocks:
@@ -27,16 +29,17 @@ class SequenceBlocks:
     ) -> None:
         self._pool = pool
         self._hashes = hashes
+        self._num_tokens = num_tokens
         self._block_tokens = block_tokens
         # At least one token is computed anew: the last hidden state is not cached.
-        self._num_reusable = (num_tokens - 1) // block_tokens if reuse else 0
+        self._reusable = hashes[: (num_tokens - 1) // block_tokens if reuse else 0]
         self._num_published = 0
         self._kept = False
         self.blocks: list[int] = []
         self.num_cached_tokens = 0
 
     def __enter__(self) -> Self:
-        matched = self._pool.match(self._hashes[: self._num_reusable])
+        matched = self._pool.match(self._reusable)
         try:
             fresh = self._pool.allocate(len(self._hashes) - len(matched))
         except BaseException:
@@ -46,6 +49,15 @@ class SequenceBlocks:
         self._num_published = len(matched)
         self.num_cached_tokens = len(matched) * self._block_tokens
         return self
+
+    async def wait_for(self, under_way: UnderWay, stop: Stop) -> None:
+        """Before entering: until the prefix that could be reused is ready, or no other prompt computes more of it."""
+        await under_way.wait(self._reusable, lambda: self._pool.num_matched(self._reusable), stop)
+
+    @property
+    def to_compute(self) -> Sequence[bytes]:
+        """Hashes of the full blocks that are not there yet."""
+        return self._hashes[self._num_published : self._num_tokens // self._block_tokens]
 
     def publish_up_to(self, num_tokens: int) -> None:
         """The first `num_tokens` tokens are computed: share the blocks that they fill."""

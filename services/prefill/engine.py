@@ -17,6 +17,7 @@ from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.errors import Cancelled, Draining, InternalError, MeshfireError, QueueFull, Unavailable
 from meshfire.telemetry import names
 from meshfire.telemetry.spans import span
+from meshfire.worker import prompt_logprobs
 from meshfire.worker.lease_key import LeaseKey
 from meshfire.worker.link import failure_of
 from meshfire.worker.ports import Link
@@ -167,7 +168,10 @@ class PrefillEngine:
             lease = self._shelf.offer(prompt, prefilled)
             _describe(lease_span, prefilled, lease.lease_id)
         self._pass.instruments.prefix_reused(prefilled.num_cached_tokens)
-        return [*wire.logprobs_of(prompt, prefilled), wire.offer_of(prompt, prefilled, lease)]
+        return [
+            *prompt_logprobs.messages_of(prompt.key, 1, prefilled.logprobs),
+            wire.offer_of(prompt, prefilled, lease),
+        ]
 
     def _send(self, prompt: Prompt, message: pb.WorkRequest) -> None:
         if self._link is not None:

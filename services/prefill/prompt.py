@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -92,12 +94,14 @@ class Stop:
     def __init__(self, deadline: float) -> None:
         self.deadline = deadline
         self._error: MeshfireError | None = None
-        self._event = asyncio.Event()
+        self._waiting: set[asyncio.Future[None]] = set()
 
     def set(self, error: MeshfireError) -> None:
         """End the prompt with `error` at its next check. The first error stands."""
         self._error = self._error or error
-        self._event.set()
+        for ended in self._waiting:
+            if not ended.done():
+                ended.set_result(None)
 
     def check(self) -> None:
         """Raise what ended the prompt, if anything did."""
@@ -108,9 +112,19 @@ class Stop:
 
     async def sleep(self, seconds: float) -> None:
         """Sleep, but not past the end of the prompt; then check."""
+        await self._wait((), seconds)
+
+    async def wait(self, wake: asyncio.Future[None]) -> None:
+        """Wait for `wake`, but not past the end of the prompt; then check. Never cancels `wake`."""
+        await self._wait((wake,), math.inf)
+
+    async def _wait(self, wakes: Iterable[asyncio.Future[None]], seconds: float) -> None:
+        self.check()
+        ended: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.add(ended)
         try:
-            async with asyncio.timeout(min(seconds, max(0.0, self.deadline - time.monotonic()))):
-                await self._event.wait()
-        except TimeoutError:
-            pass
+            timeout = min(seconds, max(0.0, self.deadline - time.monotonic()))
+            await asyncio.wait((ended, *wakes), timeout=timeout, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self._waiting.remove(ended)
         self.check()

@@ -1,13 +1,15 @@
 """The prompt pass: token ids in, KV blocks and the last hidden state out, in chunks on the model thread.
 
-Owns the order of steps and what holds between them: cancel, deadline, faults, publishing, spans. Knows neither the
-router nor readers. Several prompts may be under way; the model thread takes their chunks in turn.
+Owns the order of steps and what holds between them: waiting for equal prompts, cancel, deadline, faults, publishing,
+spans. Knows neither the router nor readers. Several prompts may be under way; the model thread takes their chunks in
+turn.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from opentelemetry.trace import Span, Tracer
@@ -19,6 +21,7 @@ from meshfire.kv.hashing import chain_hashes
 from meshfire.kv.store import KvStore
 from meshfire.kv.transfer import KvManifest
 from meshfire.model.interface import CausalLM
+from meshfire.model.prompt_scores import score
 from meshfire.model.sampling import TokenLogprobs
 from meshfire.runtime.model_thread import ModelThread
 from meshfire.telemetry import names
@@ -29,7 +32,7 @@ from services.prefill.blocks import SequenceBlocks
 from services.prefill.chunks import Chunk, batch_of, chunks_of
 from services.prefill.instruments import PrefillInstruments
 from services.prefill.prompt import Prefilled, Prompt, Stop
-from services.prefill.scoring import score
+from services.prefill.under_way import Flight, UnderWay
 
 
 @dataclass(frozen=True)
@@ -40,6 +43,7 @@ class PromptPass:
     model_revision: str
     store: KvStore
     pool: BlockPool
+    under_way: UnderWay
     thread: ModelThread
     experts: Experts
     chunk_tokens: int
@@ -63,13 +67,25 @@ class PromptPass:
         num_tokens = len(prompt.token_ids)
         # Cached KV does not hold the hidden states that log-probabilities come from.
         reuse = prompt.num_logprobs is None
-        with SequenceBlocks(self.pool, hashes, num_tokens, geometry.block_tokens, reuse=reuse) as blocks:
-            last_hidden, logprobs = await self._compute(prompt, stop, blocks, lease_span)
+        blocks = SequenceBlocks(self.pool, hashes, num_tokens, geometry.block_tokens, reuse=reuse)
+        await self._join(blocks, stop, lease_span)
+        with blocks, self._announce(prompt, blocks) as flight:
+            last_hidden, logprobs = await self._compute(prompt, stop, blocks, flight, lease_span)
             manifest = KvManifest(self.model_revision, geometry, num_tokens, tuple(hashes))
             return Prefilled(blocks.keep(), manifest, last_hidden, blocks.num_cached_tokens, tuple(logprobs))
 
+    async def _join(self, blocks: SequenceBlocks, stop: Stop, lease_span: Span) -> None:
+        """Wait for the blocks that a prompt with the same beginning is computing."""
+        started = time.perf_counter()
+        await blocks.wait_for(self.under_way, stop)
+        lease_span.set_attribute(names.ATTR_KV_JOIN_WAIT_MS, (time.perf_counter() - started) * 1e3)
+
+    def _announce(self, prompt: Prompt, blocks: SequenceBlocks) -> AbstractContextManager[Flight]:
+        """Let others wait for these blocks; but a rehearsed failure holds up nobody else."""
+        return self.under_way.announce(blocks.to_compute if prompt.fault is None else ())
+
     async def _compute(
-        self, prompt: Prompt, stop: Stop, blocks: SequenceBlocks, lease_span: Span
+        self, prompt: Prompt, stop: Stop, blocks: SequenceBlocks, flight: Flight, lease_span: Span
     ) -> tuple[Tensor, list[TokenLogprobs]]:
         traceparents = [traceparent_of(lease_span)]
         session = self.experts.session(
@@ -84,6 +100,7 @@ class PromptPass:
                 last_hidden, scored = await self._run_chunk(prompt, chunk, stop, blocks, session, traceparents[0])
                 logprobs += scored
                 blocks.publish_up_to(chunk.stop)
+                flight.step()
             stop.check()
         finally:
             self.experts.finish(traceparents)
@@ -115,7 +132,9 @@ class PromptPass:
         hidden = self.model.forward(batch, self.store, session)
         scored: list[TokenLogprobs] = []
         if prompt.num_logprobs is not None:
-            scored = score(self.model, hidden, chunk, prompt.token_ids, prompt.num_logprobs)
+            # The prompt's last token is followed by nothing: that place is the output's.
+            following = prompt.token_ids[chunk.start + 1 : chunk.stop + 1]
+            scored = score(self.model, hidden, following, prompt.num_logprobs)
         return hidden[-1].clone(), scored, time.perf_counter() - started
 
     async def _rehearse(self, fault: Fault | None, chunk: Chunk, stop: Stop) -> None:

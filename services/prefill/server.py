@@ -22,6 +22,7 @@ from services.prefill.prompt import PromptLimits
 from services.prefill.prompt_pass import PromptPass
 from services.prefill.servicer import PrefillServicer
 from services.prefill.shelf import KvShelf
+from services.prefill.under_way import UnderWay
 
 SERVICE_NAME = prefill_service_pb2.DESCRIPTOR.services_by_name["PrefillService"].full_name
 
@@ -66,6 +67,7 @@ class _Parts:
             model_revision=worker.facts.revision,
             store=self._store,
             pool=pool,
+            under_way=UnderWay(),
             thread=worker.thread,
             experts=worker.experts,
             chunk_tokens=settings.chunk_tokens,

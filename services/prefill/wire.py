@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
@@ -18,9 +17,6 @@ from meshfire.rpc import tensors
 from meshfire.worker.faults import rehearsed
 from meshfire.worker.lease_key import LeaseKey
 from services.prefill.prompt import Prefilled, Prompt
-
-#: With 20 likeliest tokens at each place about 200 KB: a step's progress does not wait long behind it.
-LOGPROBS_PER_MESSAGE = 1024
 
 
 def prompt_from(router_id: str, lease: work_pb.Lease, *, hooks_on: bool) -> Prompt:
@@ -38,15 +34,6 @@ def prompt_from(router_id: str, lease: work_pb.Lease, *, hooks_on: bool) -> Prom
         fault=rehearsed(lease.fault, epoch=lease.epoch, hooks_on=hooks_on),
         num_logprobs=lease.prefill.num_prompt_logprobs if lease.prefill.HasField("num_prompt_logprobs") else None,
     )
-
-
-def logprobs_of(prompt: Prompt, prefilled: Prefilled) -> Iterator[work_pb.WorkRequest]:
-    """The prompt's log-probabilities, in parts; nothing if none were asked for."""
-    for start in range(0, len(prefilled.logprobs), LOGPROBS_PER_MESSAGE):
-        part = work_pb.PromptLogprobs(request_id=prompt.key.request_id, epoch=prompt.key.epoch, first_index=start + 1)
-        for one in prefilled.logprobs[start : start + LOGPROBS_PER_MESSAGE]:
-            part.logprobs.add(logprob=one.logprob, top_ids=one.top_ids, top_logprobs=one.top_logprobs)
-        yield work_pb.WorkRequest(prompt_logprobs=part)
 
 
 def offer_of(prompt: Prompt, prefilled: Prefilled, lease: KvLease) -> work_pb.WorkRequest:

@@ -157,5 +157,5 @@ def receipt_of(active: ActiveRequest) -> pb.RoutingReceipt:
 
 
 def _num_cached(active: ActiveRequest) -> int:
-    """Of the first offer: a later epoch would count this very request's own blocks as cached."""
-    return active.first_offer.num_cached_tokens if active.first_offer is not None else 0
+    """As the first epoch found it: a later one would count this very request's own blocks as cached."""
+    return active.num_cached or 0

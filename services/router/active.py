@@ -58,13 +58,13 @@ class ActiveRequest:
         self.tokens: list[int] = []
         #: of the prompt's tokens from the second on, if asked for
         self.prompt_logprobs: list[Logprobs] = []
-        #: of the first offer that came, and of the last one
-        self.first_offer: ev.Offer | None = None
+        #: prompt tokens that the first worker that computed it had already; None = nobody has computed it yet
+        self.num_cached: int | None = None
         self.last_offer: ev.Offer | None = None
         #: the last workers that had it, by stage
         self.workers: dict[Stage, WorkerFacts] = {}
         #: how the prompt was placed the first time
-        self.first_prefill: ev.LeasePrefill | None = None
+        self.first_prefill: ev.LeasePrefill | ev.LeaseDecode | None = None
         self.ending: ev.Ending | None = None
         self.queue_s = 0.0
         self._desk = desk
@@ -114,13 +114,17 @@ class ActiveRequest:
     def _step(self, event: ev.Event) -> None:
         before = self.life
         self.life, actions = apply(before, event)
-        for worker_id in before.holders - self.life.holders:
-            self._desk.hold(worker_id, self.work.request_id, holds=False)
-        for worker_id in self.life.holders - before.holders:
-            self._desk.hold(worker_id, self.work.request_id, holds=True)
+        if not self.life.holds_like(before):
+            self._note_holders(before.holders, self.life.holders)
         if self.life.num_failures > before.num_failures and self.life.phase not in ENDED:
             self._watcher.failed_over(self.life)
         self._do_all(actions)
+
+    def _note_holders(self, before: frozenset[str], now: frozenset[str]) -> None:
+        for worker_id in before - now:
+            self._desk.hold(worker_id, self.work.request_id, holds=False)
+        for worker_id in now - before:
+            self._desk.hold(worker_id, self.work.request_id, holds=True)
 
     def _do_all(self, actions: tuple[ev.Action, ...]) -> None:
         for action in actions:
@@ -129,7 +133,8 @@ class ActiveRequest:
     def _enqueue(self, action: ev.Enqueue) -> None:
         decode = action.stage is Stage.DECODE
         prefill_facts = self.workers.get(Stage.PREFILL)
-        self._ticket = Ticket(
+        began_with = prefill_facts or self.workers.get(Stage.DECODE)
+        ticket = Ticket(
             priority=self.work.priority,
             arrival=self.work.arrival,
             request_id=self.work.request_id,
@@ -143,11 +148,12 @@ class ActiveRequest:
             session_key=self.work.session_key,
             block_hashes=() if decode else self.work.block_hashes,
             avoid=self.life.avoid,
-            revision=prefill_facts.revision if prefill_facts is not None and self.tokens else None,
+            revision=began_with.revision if began_with is not None and self.tokens else None,
             kv_owner=prefill_facts if decode else None,
         )
+        self._ticket = self._desk.routed(ticket)
         self._queued_s = self._loop.time()
-        self._watcher.queued(action.stage, action.epoch)
+        self._watcher.queued(self._ticket.stage, action.epoch)
         self._desk.enqueue(self._ticket)
 
     def _dequeue(self, _: ev.Dequeue) -> None:
@@ -182,10 +188,16 @@ class ActiveRequest:
 
     def _lease_decode(self, action: ev.LeaseDecode) -> None:
         self._placed(Stage.DECODE, action.worker_id)
-        kv_address = self.workers[Stage.PREFILL].address
-        lease = leases.decode_lease(
-            self.work, action.epoch, self.tokens, self._remaining_ms(), action.offer, kv_address
-        )
+        if action.offer is None:
+            self.workers.pop(Stage.PREFILL, None)
+            self.first_prefill = self.first_prefill or action
+            score = len(self.prompt_logprobs) < self.work.num_scored
+            lease = leases.local_lease(self.work, action.epoch, self.tokens, self._remaining_ms(), score=score)
+        else:
+            kv_address = self.workers[Stage.PREFILL].address
+            lease = leases.decode_lease(
+                self.work, action.epoch, self.tokens, self._remaining_ms(), action.offer, kv_address
+            )
         self._desk.send(action.worker_id, lease)
 
     def _cancel_lease(self, action: ev.CancelLease) -> None:
@@ -194,9 +206,14 @@ class ActiveRequest:
     def _keep_scores(self, action: ev.KeepScores) -> None:
         self.prompt_logprobs.extend(action.logprobs)
 
+    def _note_cached(self, action: ev.NoteCached) -> None:
+        if self.num_cached is None:
+            self.num_cached = action.num_tokens
+
     def _watch_offer(self, action: ev.WatchOffer) -> None:
-        offer = self.last_offer = self.life.offer
-        self.first_offer = self.first_offer or offer
+        self.last_offer = self.life.offer
+        if self.num_cached is None and self.life.offer is not None:
+            self.num_cached = self.life.offer.num_cached_tokens
         expires_s = action.expires_ms / 1000 if action.expires_ms > 0 else self._timing.offer_timeout_s
         # Never under half of it: a margin above a short life would make every offer expire at once.
         wait_s = max(expires_s - self._timing.offer_margin_s, expires_s / 2)
@@ -240,6 +257,7 @@ _DO: dict[type[Any], Callable[[ActiveRequest, Any], None]] = {
     ev.LeaseDecode: ActiveRequest._lease_decode,
     ev.CancelLease: ActiveRequest._cancel_lease,
     ev.KeepScores: ActiveRequest._keep_scores,
+    ev.NoteCached: ActiveRequest._note_cached,
     ev.WatchOffer: ActiveRequest._watch_offer,
     ev.RetryAfter: ActiveRequest._retry_after,
     ev.Deliver: ActiveRequest._deliver,

@@ -70,6 +70,8 @@ class Admission:
         block_hashes = await _block_hashes(prompt, request.cache_salt, facts)
         outlook = self.desk.admit(replace(newcomer, num_tokens=len(prompt)))
         sampling = resolve_sampling(request.sampling, num_tokens_left=facts.context_tokens - len(prompt))
+        if encoded.rule is not None and sampling.ignore_eos and not request.HasField("rule"):
+            encoded = replace(encoded, rule=None)  # an output that never ends cannot be held to a call's grammar
         return Work(
             request_id=request_id,
             model=request.model,
@@ -87,17 +89,20 @@ class Admission:
             cache_salt=request.cache_salt,
             traceparent=spans.traceparent_of(span),
             output=None if request.keep_special_tokens else encoded.output,
+            rule=encoded.rule,
             fault=call.hooks.fault,
             script=script,
         )
 
     async def _prompt(self, request: pb.GenerateRequest, span: Span) -> Encoded:
-        if request.WhichOneof("prompt") == "token_ids":
-            return Encoded(tuple(request.token_ids.ids))
+        given = tuple(request.token_ids.ids)
+        if given and not request.HasField("rule"):
+            return Encoded(given)
         parent = spans.traceparent_of(span)
         with spans.span(self.tracer, names.SPAN_ROUTER_TOKENIZE, parent=parent, kind=SpanKind.CLIENT) as child:
             wanted = wire.tokenize_request_from(request)
             encoded = await self.tokenizers.tokenize(wanted, spans.traceparent_of(child))
+            encoded = replace(encoded, token_ids=given) if given else encoded
             child.set_attribute(names.ATTR_TOKENS_PROMPT, len(encoded.token_ids))
             return encoded
 

@@ -24,6 +24,10 @@ class RouterSettings(ServiceSettings):
     max_queued_prompt_tokens: int = Field(default=2_000_000, ge=1)
     #: Asynchronous work that has waited for so long counts as online.
     ageing_s: float = Field(default=600.0, ge=0)
+    #: A prompt of which a decode worker lacks at most so many tokens is computed there; 0 = always by prefill workers.
+    local_prefill_max_tokens: int = Field(default=0, ge=0)
+    #: Models that have no prefill workers: decode workers compute all of their prompts.
+    models_without_prefill: frozenset[str] = frozenset()
     #: Wait for workers of a model that was served before and has none now.
     worker_wait_s: float = Field(default=10.0, ge=0)
     #: An offered KV is granted until this long before its owner would free it.

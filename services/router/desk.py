@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import logging
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Protocol
 
 from meshfire.api.router.v1 import work_service_pb2 as pb
@@ -17,13 +18,16 @@ from services.router import forecast
 from services.router import lifecycle_events as ev
 from services.router.lease_queue import LeaseQueue
 from services.router.lifecycle_events import Stage
+from services.router.local_prompts import LocalPrompts
 from services.router.outlook import Newcomer, Outlook
-from services.router.placement import Crowd, Placement, Wait, choose
+from services.router.placement import Crowd, Placement, Wait, choose, goes_local
 from services.router.running import Running
 from services.router.tickets import Priority, Ticket
 from services.router.workers import Worker, WorkerTable
 
 _log = logging.getLogger(__name__)
+
+NO_LOCAL_PROMPTS = LocalPrompts()
 
 
 class Party(Protocol):
@@ -37,9 +41,16 @@ class Desk:
     """`send` reaches a worker's stream; `clock` is monotonic, in seconds."""
 
     def __init__(
-        self, *, max_requests: int, max_tokens: int, clock: Callable[[], float], ageing_s: float = float("inf")
+        self,
+        *,
+        max_requests: int,
+        max_tokens: int,
+        clock: Callable[[], float],
+        ageing_s: float = float("inf"),
+        local_prompts: LocalPrompts = NO_LOCAL_PROMPTS,
     ) -> None:
-        self.workers = WorkerTable()
+        self.workers = WorkerTable(local_prompts.serve_alone)
+        self._local_prompts = local_prompts
         self._bounds = (max_requests, max_tokens)
         self._ageing_s = ageing_s
         self._clock = clock
@@ -55,7 +66,7 @@ class Desk:
 
     def admit(self, newcomer: Newcomer) -> Outlook:
         """How long it will wait. Raises QueueFull or OutOfCapacity, with when to come again."""
-        queue = self._queue(newcomer.model, Stage.PREFILL)
+        queue = self._queue(newcomer.model, self._first_stage(newcomer.model))
         outlook = self.outlook(newcomer)
         queue.admit(newcomer.priority, newcomer.num_tokens, outlook.retry_after_s(0.0))
         outlook.check(newcomer, self._clock())
@@ -63,7 +74,8 @@ class Desk:
 
     def outlook(self, newcomer: Newcomer) -> Outlook:
         """What a newcomer has before it. Asynchronous leases count as free slots for who is online."""
-        kind, now_s = (newcomer.model, Stage.PREFILL), self._clock()
+        stage, now_s = self._first_stage(newcomer.model), self._clock()
+        kind = (newcomer.model, stage)
         before = self._queue(*kind).before(newcomer.priority, newcomer.tenant, newcomer.num_tokens, now_s)
         gives_way = newcomer.priority is Priority.ONLINE
         runs = [run for run in self._running.of(kind) if not (gives_way and run.ticket.priority > newcomer.priority)]
@@ -78,9 +90,10 @@ class Desk:
         service_s = service.expected(newcomer.num_tokens)
         if wait_s == float("inf"):  # every slot is another router's: they come free at about the pace of ours
             wait_s = service_s
-        decode_s = self._running.service((newcomer.model, Stage.DECODE)).expected(newcomer.num_tokens)
+        if stage is Stage.PREFILL:
+            service_s += self._running.service((newcomer.model, Stage.DECODE)).expected(newcomer.num_tokens)
         waits = bool(before) or num_free <= 0
-        return Outlook(len(before) + 1 if waits else 0, wait_s if waits else 0.0, service_s + decode_s)
+        return Outlook(len(before) + 1 if waits else 0, wait_s if waits else 0.0, service_s)
 
     @property
     def now_s(self) -> float:
@@ -99,6 +112,14 @@ class Desk:
         """The request is over."""
         self._parties.pop(request_id, None)
         self._running.gone(request_id)
+
+    def routed(self, ticket: Ticket) -> Ticket:
+        """Where a prompt waits: for a prefill worker, or for a decode worker that computes it itself."""
+        limit = self._local_prompts.limit(ticket.model)
+        if ticket.stage is not Stage.PREFILL or not goes_local(ticket, self._crowd(ticket.model), limit):
+            return ticket
+        # Room for the first token of the output as well.
+        return replace(ticket, stage=Stage.DECODE, local_max_tokens=limit, num_tokens=ticket.num_tokens + 1)
 
     def enqueue(self, ticket: Ticket) -> None:
         """Let a lease wait; it may be placed before this returns."""
@@ -176,14 +197,21 @@ class Desk:
                 continue
             if not self._may_place(ticket):
                 return
-            crowd = Crowd(self.workers.of(model, Stage.PREFILL), self.workers.of(model, Stage.DECODE))
-            choice = choose(ticket, crowd)
+            choice = choose(ticket, self._crowd(model))
             if isinstance(choice, Placement):
                 self._hand_over(queue, ticket, choice)
                 continue
             self._make_room(ticket)
             if choice is Wait.NO_BLOCKS:
                 return
+
+    def _crowd(self, model: str) -> Crowd:
+        return Crowd(self.workers.of(model, Stage.PREFILL), self.workers.of(model, Stage.DECODE))
+
+    def _first_stage(self, model: str) -> Stage:
+        """Where most newcomers wait first."""
+        alone = not self.workers.of(model, Stage.PREFILL) and self._local_prompts.limit(model) > 0
+        return Stage.DECODE if alone else Stage.PREFILL
 
     def _may_place(self, ticket: Ticket) -> bool:
         """Whether it is worth looking for a worker: somebody has a slot, or may have one for somebody online."""
@@ -220,7 +248,8 @@ class Desk:
         worker = placement.worker
         worker.lease_sent(worker.blocks_for(ticket.num_tokens), ticket.num_tokens - placement.num_cached)
         self._running.began(ticket, worker.facts.worker_id)
-        placed = ev.Placed(worker.facts.worker_id, placement.reason.value, placement.num_cached)
+        is_local = ticket.local_max_tokens is not None
+        placed = ev.Placed(worker.facts.worker_id, placement.reason.value, placement.num_cached, is_local)
         self.deliver(ticket.request_id, placed)
 
     def _queue(self, model: str, stage: Stage) -> LeaseQueue:

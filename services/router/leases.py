@@ -26,19 +26,19 @@ def decode_lease(
     work: Work, epoch: int, generated: Sequence[int], remaining_ms: int, offer: Offer, kv_address: str
 ) -> pb.WorkResponse:
     """Go on from the offered KV."""
-    lease = _lease(work, epoch, remaining_ms)
-    decode = lease.decode
-    decode.token_ids.extend(work.prompt)
-    decode.token_ids.extend(generated)
-    decode.num_prompt_tokens = len(work.prompt)
-    decode.cache_salt = work.cache_salt
-    decode.kv_lease_id = offer.kv_lease_id
-    decode.kv_address = kv_address
-    decode.sampling.CopyFrom(work.sampling)
-    if work.script is not None:
-        decode.scripted = True
-        decode.script_token_ids.extend(work.script.token_ids)
-        decode.script_ends_with_eos = work.script.ends_with_eos
+    lease = _decode(work, epoch, generated, remaining_ms)
+    lease.decode.kv_lease_id = offer.kv_lease_id
+    lease.decode.kv_address = kv_address
+    return pb.WorkResponse(lease=lease)
+
+
+def local_lease(
+    work: Work, epoch: int, generated: Sequence[int], remaining_ms: int, *, score: bool = False
+) -> pb.WorkResponse:
+    """Compute the prompt and what was generated so far, and go on; `score`: tell the prompt's log-probabilities."""
+    lease = _decode(work, epoch, generated, remaining_ms)
+    if score and work.num_prompt_logprobs is not None:
+        lease.decode.num_prompt_logprobs = work.num_prompt_logprobs
     return pb.WorkResponse(lease=lease)
 
 
@@ -62,3 +62,22 @@ def _lease(work: Work, epoch: int, remaining_ms: int) -> pb.Lease:
         traceparent=work.traceparent,
         fault=fault,
     )
+
+
+def _decode(work: Work, epoch: int, generated: Sequence[int], remaining_ms: int) -> pb.Lease:
+    lease = _lease(work, epoch, remaining_ms)
+    decode = lease.decode
+    decode.token_ids.extend(work.prompt)
+    decode.token_ids.extend(generated)
+    decode.num_prompt_tokens = len(work.prompt)
+    decode.cache_salt = work.cache_salt
+    decode.sampling.CopyFrom(work.sampling)
+    if work.rule is not None:
+        decode.rule.CopyFrom(work.rule)
+    if work.script is not None:
+        decode.scripted = True
+        decode.script_token_ids.extend(work.script.token_ids)
+        decode.script_ends_with_eos = work.script.ends_with_eos
+        if work.script.wants is not None:
+            decode.script_wants = work.script.wants
+    return lease

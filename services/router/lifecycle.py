@@ -3,6 +3,7 @@
     queued_prefill → prefilling → queued_decode → decoding → finished
           ↑              │    (KV offered) │          │
           └── paused ←───┴─────────────────┴──────────┘      any → failed | cancelled
+          └── a decode worker computes the prompt itself ──▶ decoding
 
 One round from prefill to the end is an epoch. Every failure that another worker may mend abandons the epoch: whoever
 still holds something of it is told, its messages are ignored from then on, and the next epoch starts with the prompt
@@ -80,12 +81,22 @@ class Life:
     @property
     def holders(self) -> frozenset[str]:
         """Workers that hold a lease or KV of this epoch."""
-        named = {
-            Phase.PREFILLING: (self.prefill_worker,),
-            Phase.QUEUED_DECODE: (self.prefill_worker,),
-            Phase.DECODING: (self.decode_worker, None if self.decode_started else self.prefill_worker),
-        }.get(self.phase, ())
+        if self.phase is Phase.DECODING:
+            named = (self.decode_worker, None if self.decode_started else self.prefill_worker)
+        elif self.phase is Phase.PREFILLING or self.phase is Phase.QUEUED_DECODE:
+            named = (self.prefill_worker, None)
+        else:
+            return frozenset()
         return frozenset(worker for worker in named if worker is not None)
+
+    def holds_like(self, other: Life) -> bool:
+        """Whether the same workers hold something, as far as can be told without looking: true of most steps."""
+        return (
+            self.phase is other.phase
+            and self.decode_started == other.decode_started
+            and self.prefill_worker == other.prefill_worker
+            and self.decode_worker == other.decode_worker
+        )
 
 
 Step: TypeAlias = tuple[Life, tuple[ev.Action, ...]]
@@ -106,9 +117,12 @@ def apply(life: Life, event: ev.Event) -> Step:
 
 
 def _placed(life: Life, event: ev.Placed) -> Step:
+    why = (event.reason, event.num_cached_expected)
+    if life.phase is Phase.QUEUED_PREFILL and event.is_local:
+        placed = replace(life, phase=Phase.DECODING, decode_worker=event.worker_id)
+        return placed, (ev.LeaseDecode(event.worker_id, life.epoch, None, *why),)
     if life.phase is Phase.QUEUED_PREFILL:
         placed = replace(life, phase=Phase.PREFILLING, prefill_worker=event.worker_id)
-        why = (event.reason, event.num_cached_expected)
         return placed, (ev.LeasePrefill(event.worker_id, life.epoch, *why),)
     if life.phase is Phase.QUEUED_DECODE:
         assert life.prefill_worker is not None
@@ -123,7 +137,7 @@ def _placed(life: Life, event: ev.Placed) -> Step:
 
 
 def _scored(life: Life, event: ev.PromptScored) -> Step:
-    if life.phase is not Phase.PREFILLING or not _current(life, event):
+    if not _computing(life) or not _current(life, event):
         return life, ()
     next_index = life.num_scored + 1
     if event.first_index > next_index:
@@ -137,12 +151,28 @@ def _unscored(first: int, stop: int) -> DataLoss:
     return DataLoss(f"log-probabilities of prompt tokens {first} to {stop - 1} are missing", field="first_index")
 
 
+def _scores_missing(life: Life) -> DataLoss:
+    return _unscored(life.num_scored + 1, life.limits.num_scored + 1)
+
+
+def _computing(life: Life) -> bool:
+    """Whether a worker computes the prompt now."""
+    return life.phase is Phase.PREFILLING or (life.phase is Phase.DECODING and life.offer is None)
+
+
+def _prompt_computed(life: Life, event: ev.PromptComputed) -> Step:
+    if life.phase is not Phase.DECODING or not _computing(life) or not _current(life, event):
+        return life, ()
+    if life.num_scored < life.limits.num_scored:
+        return _fail_over(life, _scores_missing(life), blamed=event.worker_id)
+    return life, (ev.NoteCached(event.num_cached_tokens),)
+
+
 def _offered(life: Life, event: ev.Offered) -> Step:
     if life.phase is not Phase.PREFILLING or not _current(life, event):
         return life, ()
     if life.num_scored < life.limits.num_scored:
-        missing = _unscored(life.num_scored + 1, life.limits.num_scored + 1)
-        return _fail_over(life, missing, blamed=event.worker_id)
+        return _fail_over(life, _scores_missing(life), blamed=event.worker_id)
     if life.limits.max_tokens == 0:
         ended, actions = _end(life, Phase.FINISHED, ev.Ending(FinishReason.LENGTH, kv_bytes=0))
         # The offer is noted for the usage, and withdrawn: nobody reads it.
@@ -154,6 +184,8 @@ def _offered(life: Life, event: ev.Offered) -> Step:
 def _progressed(life: Life, event: ev.Progressed) -> Step:
     if life.phase is not Phase.DECODING or event.worker_id != life.decode_worker or event.epoch != life.epoch:
         return life, ()
+    if life.num_scored < life.limits.num_scored:
+        return _fail_over(life, _scores_missing(life), blamed=event.worker_id)
     if event.first_index > life.num_tokens:
         lost = DataLoss(f"tokens {life.num_tokens} to {event.first_index - 1} are missing", field="first_index")
         return _fail_over(life, lost, blamed=event.worker_id)
@@ -186,6 +218,8 @@ def _until_end(life: Life, tokens: Sequence[OutputToken]) -> tuple[Sequence[Outp
 def _completed(life: Life, event: ev.Completed) -> Step:
     if life.phase is not Phase.DECODING or event.worker_id != life.decode_worker or event.epoch != life.epoch:
         return life, ()
+    if life.num_scored < life.limits.num_scored:
+        return _fail_over(life, _scores_missing(life), blamed=event.worker_id, released=event.worker_id)
     stop_token_id = event.stop_token_id if event.stop_token_id is not None else life.stop_token_id
     return _end(life, Phase.FINISHED, ev.Ending(event.reason, stop_token_id, event.kv_bytes), released=event.worker_id)
 
@@ -278,13 +312,14 @@ def _let_go(life: Life, released: str | None) -> tuple[ev.Action, ...]:
     return (ev.Dequeue(), *told) if life.phase in _QUEUED else told
 
 
-def _current(life: Life, event: ev.PromptScored | ev.Offered | ev.LeaseFailed) -> bool:
+def _current(life: Life, event: ev.PromptScored | ev.PromptComputed | ev.Offered | ev.LeaseFailed) -> bool:
     return event.epoch == life.epoch and event.worker_id in life.holders
 
 
 _HANDLERS: dict[type[Any], Callable[[Life, Any], Step]] = {
     ev.Placed: _placed,
     ev.PromptScored: _scored,
+    ev.PromptComputed: _prompt_computed,
     ev.Offered: _offered,
     ev.Progressed: _progressed,
     ev.Completed: _completed,

@@ -40,16 +40,27 @@ class Placed:
     #: why this one, and the cached tokens expected there
     reason: str = ""
     num_cached_expected: int = 0
+    #: a decode worker, which computes the prompt itself
+    is_local: bool = False
 
 
 @dataclass(frozen=True)
 class PromptScored:
-    """The prefill worker tells log-probabilities of the prompt, from its token `first_index` on."""
+    """Whoever computes the prompt tells its log-probabilities, from its token `first_index` on."""
 
     worker_id: str
     epoch: int
     first_index: int
     logprobs: tuple[Logprobs, ...]
+
+
+@dataclass(frozen=True)
+class PromptComputed:
+    """The decode worker has computed the prompt itself; all that was to be told of it has come."""
+
+    worker_id: str
+    epoch: int
+    num_cached_tokens: int
 
 
 @dataclass(frozen=True)
@@ -141,6 +152,7 @@ class DeadlinePassed:
 Event: TypeAlias = (
     Placed
     | PromptScored
+    | PromptComputed
     | Offered
     | Progressed
     | Completed
@@ -193,11 +205,14 @@ class GrantKv:
 
 @dataclass(frozen=True)
 class LeaseDecode:
-    """Lease the continuation."""
+    """Lease the continuation; without an offer the prompt as well."""
 
     worker_id: str
     epoch: int
-    offer: Offer
+    offer: Offer | None
+    #: of the placement, without an offer
+    reason: str = ""
+    num_cached_expected: int = 0
 
 
 @dataclass(frozen=True)
@@ -213,6 +228,13 @@ class KeepScores:
     """Log-probabilities of prompt tokens that were not known yet, in order."""
 
     logprobs: tuple[Logprobs, ...]
+
+
+@dataclass(frozen=True)
+class NoteCached:
+    """Tokens of the prompt that the decode worker, which computed it, had already."""
+
+    num_tokens: int
 
 
 @dataclass(frozen=True)
@@ -264,6 +286,7 @@ Action: TypeAlias = (
     | LeaseDecode
     | CancelLease
     | KeepScores
+    | NoteCached
     | WatchOffer
     | RetryAfter
     | Deliver

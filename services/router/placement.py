@@ -3,7 +3,8 @@
 Prefill: the worker with the least to compute, which is the tokens of the prompt that its prefix cache does not hold,
 plus a share of what it has to compute before. A session has a home by rendezvous hash, a function that every router and
 every restart computes alike; another worker must be better by a margin, in cached tokens or in load. What caches hold
-is told by the workers and may be late: a wrong guess costs time, nothing else. Decode: the worker with most free slots.
+is told by the workers and may be late: a wrong guess costs time, nothing else. Decode: the worker with most free slots,
+or, if it computes the prompt itself, the one with the least to compute.
 """
 
 from __future__ import annotations
@@ -76,13 +77,27 @@ def choose(ticket: Ticket, crowd: Crowd) -> Choice:
     if not with_room:
         return Wait.NO_BLOCKS if with_slot else Wait.NO_SLOT
     better = [worker for worker in with_room if worker.facts.worker_id != ticket.avoid] or with_room
+    if ticket.local_max_tokens is not None:
+        return _local_policy(ticket, better)
     if ticket.stage is Stage.DECODE:
         return _most_free(better)
     return _prefill_policy(ticket, better, able)
 
 
+def goes_local(ticket: Ticket, crowd: Crowd, max_tokens: int) -> bool:
+    """Whether a prompt is for a decode worker alone: one that lacks at most `max_tokens` of it has room now, or nobody
+    else could compute it."""
+    if not crowd.prefill:
+        return ticket.num_tokens <= max_tokens
+    near = _near(ticket, crowd, max_tokens)
+    return any(worker.has_room(ticket.num_tokens + 1) for worker in near)
+
+
 def _able(ticket: Ticket, crowd: Crowd) -> list[Worker]:
     """Workers that could take it at all, room aside."""
+    if ticket.local_max_tokens is not None:
+        # Blocks that were there may be gone by now: then any one is as good.
+        return _near(ticket, crowd, ticket.local_max_tokens) or _pinned(ticket, crowd.decode)
     return _readers(ticket, crowd) if ticket.stage is Stage.DECODE else _writers(ticket, crowd)
 
 
@@ -91,8 +106,17 @@ def _readers(ticket: Ticket, crowd: Crowd) -> list[Worker]:
     return [worker for worker in crowd.decode if owner is None or owner.fits(worker.facts)]
 
 
+def _near(ticket: Ticket, crowd: Crowd, max_tokens: int) -> list[Worker]:
+    """Decode workers that lack at most `max_tokens` of a prompt."""
+    return [one for one in _pinned(ticket, crowd.decode) if ticket.num_tokens - _num_cached(ticket, one) <= max_tokens]
+
+
+def _pinned(ticket: Ticket, workers: Sequence[Worker]) -> list[Worker]:
+    return [worker for worker in workers if ticket.revision in (None, worker.facts.revision)]
+
+
 def _writers(ticket: Ticket, crowd: Crowd) -> list[Worker]:
-    pinned = [worker for worker in crowd.prefill if ticket.revision in (None, worker.facts.revision)]
+    pinned = _pinned(ticket, crowd.prefill)
     if not crowd.decode:
         # The prompt can be computed meanwhile: a decode worker may be back before the offer expires.
         return pinned
@@ -128,6 +152,17 @@ def _num_cached(ticket: Ticket, worker: Worker) -> int:
     """Tokens of the ticket that the worker's prefix cache should hold. The last one is always computed."""
     num_found = worker.prefixes.num_found(ticket.block_hashes) * worker.facts.geometry.block_tokens
     return max(0, min(num_found, ticket.num_tokens - 1))
+
+
+def _local_policy(ticket: Ticket, workers: Sequence[Worker]) -> Placement:
+    def cost(worker: Worker) -> tuple[float, int, int, str]:
+        to_compute = ticket.num_tokens - _num_cached(ticket, worker) + LOAD_WEIGHT * worker.load_tokens
+        return to_compute, -worker.free_slots, worker.num_sent, worker.facts.worker_id
+
+    best = min(workers, key=cost)
+    found = _num_cached(ticket, best)
+    reason = Reason.CACHE if found else Reason.LOAD
+    return Placement(best, reason if len(workers) > 1 else Reason.ONLY, found)
 
 
 def _most_free(workers: Sequence[Worker]) -> Placement:

@@ -31,6 +31,7 @@ from services.router.desk import Desk
 from services.router.generate import Parts, generate
 from services.router.hooks import hooks_in
 from services.router.instruments import Instruments
+from services.router.local_prompts import LocalPrompts
 from services.router.models import served_models, wait_for_model
 from services.router.response_stream import ResponseStream
 from services.router.tokenizers import Tokenizers
@@ -136,6 +137,7 @@ async def build(settings: RouterSettings, mesh: Mesh) -> AsyncIterator[Service]:
         max_tokens=settings.max_queued_prompt_tokens,
         clock=asyncio.get_running_loop().time,
         ageing_s=settings.ageing_s,
+        local_prompts=LocalPrompts(settings.local_prefill_max_tokens, settings.models_without_prefill),
     )
     tokenizers = Tokenizers(
         mesh.registry, mesh.channels, timeout_s=settings.tokenizer_timeout_s, wait_s=settings.worker_wait_s

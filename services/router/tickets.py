@@ -42,5 +42,7 @@ class Ticket:
     avoid: str | None = None
     #: a prefill that goes on with an output needs the revision that began it
     revision: str | None = None
+    #: a decode worker computes the prompt itself, best one that lacks at most so many tokens; None = KV comes to it
+    local_max_tokens: int | None = None
     #: a decode needs a worker that can read this one's KV
     kv_owner: WorkerFacts | None = None

@@ -13,6 +13,7 @@ from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import TypeVar
 
+from meshfire.api.common.v1 import output_rule_pb2
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as pb
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2_grpc as rpc
 from meshfire.discovery.base import Instance, Registry
@@ -37,6 +38,8 @@ class Encoded:
 
     token_ids: tuple[int, ...]
     output: pb.OutputFormat | None = None
+    #: what the output must look like; None = nothing is bound
+    rule: output_rule_pb2.OutputRule | None = None
 
 
 class Tokenizers:
@@ -73,7 +76,7 @@ class Tokenizers:
 
         response = await self._anywhere(request.model, call)
         output = response.output if response.HasField("output") else None
-        return Encoded(tuple(response.token_ids), output)
+        return Encoded(tuple(response.token_ids), output, response.rule if response.HasField("rule") else None)
 
     async def script(self, model: str, script_json: str, traceparent: str) -> Script:
         """A test script's steps."""
@@ -83,7 +86,8 @@ class Tokenizers:
             return await stub.TokenizeScript(request, timeout=self.timeout_s, metadata=trace_metadata(traceparent))
 
         response = await self._anywhere(model, call)
-        return Script(tuple(response.token_ids), response.ends_with_eos)
+        wants = response.wants if response.HasField("wants") else None
+        return Script(tuple(response.token_ids), response.ends_with_eos, wants)
 
     async def _anywhere(self, model: str, call: Callable[[rpc.TokenizerServiceAsyncStub], Awaitable[T]]) -> T:
         last: MeshfireError | None = None

@@ -64,6 +64,9 @@ def check_form(request: pb.GenerateRequest) -> None:
     if asks_for_no_output(request) and not wants_prompt(request):
         message = "sampling.max_tokens is 0, expected at least 1 where neither echo nor num_prompt_logprobs is set"
         raise BadInput(message, field="sampling.max_tokens")
+    if request.HasField("rule") and request.sampling.ignore_eos:
+        message = "ignore_eos cannot be combined with a rule: such an output ends where its rule is complete"
+        raise BadInput(message, field="sampling.ignore_eos")
 
 
 def wants_prompt(request: pb.GenerateRequest) -> bool:

@@ -82,6 +82,11 @@ def scored_from(worker_id: str, message: work_pb.PromptLogprobs) -> ev.PromptSco
     return ev.PromptScored(worker_id, message.epoch, message.first_index, tuple(_logprobs_from(message.logprobs)))
 
 
+def prompt_computed_from(worker_id: str, message: work_pb.PromptComputed) -> ev.PromptComputed:
+    """A prompt that decode computed itself."""
+    return ev.PromptComputed(worker_id, message.epoch, message.num_cached_tokens)
+
+
 def offer_from(worker_id: str, message: work_pb.KvOffer) -> ev.Offered:
     """KV that is ready."""
     offer = ev.Offer(
@@ -117,10 +122,16 @@ def priority_from(value: int) -> Priority:
 def tokenize_request_from(
     request: inference_pb.GenerateRequest | inference_pb.CountTokensRequest,
 ) -> tokenizer_pb.TokenizeRequest:
-    """A prompt as the tokenizer wants it. Call only for chats and texts."""
-    if request.WhichOneof("prompt") == "chat":
-        return tokenizer_pb.TokenizeRequest(model=request.model, chat=request.chat)
-    return tokenizer_pb.TokenizeRequest(model=request.model, text=request.text)
+    """A prompt and the rule of its output as the tokenizer wants them; token ids need no encoding."""
+    wanted = tokenizer_pb.TokenizeRequest(model=request.model)
+    kind = request.WhichOneof("prompt")
+    if kind == "chat":
+        wanted.chat.CopyFrom(request.chat)
+    elif kind == "text":
+        wanted.text = request.text
+    if isinstance(request, inference_pb.GenerateRequest) and request.HasField("rule"):
+        wanted.rule.CopyFrom(request.rule)
+    return wanted
 
 
 def delta_to(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from meshfire.api.common.v1 import sampling_pb2
+from meshfire.api.common.v1 import output_rule_pb2, sampling_pb2
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
 from services.router.outlook import NO_WAIT, Outlook
 from services.router.tickets import Priority
@@ -16,6 +16,8 @@ class Script:
 
     token_ids: tuple[int, ...]
     ends_with_eos: bool
+    #: the bytes to say, if it is one text
+    wants: bytes | None = None
 
 
 @dataclass(frozen=True)
@@ -45,6 +47,8 @@ class Work:
     traceparent: str = ""
     #: how the output is to be read; None = as text
     output: tokenizer_pb.OutputFormat | None = None
+    #: what the output must look like; None = nothing is bound
+    rule: output_rule_pb2.OutputRule | None = None
     #: test hook, for the first epoch only
     fault: str = ""
     script: Script | None = None

@@ -109,6 +109,9 @@ class WorkStream:
         elif kind == "prompt_logprobs":
             scored = wire.scored_from(worker_id, request.prompt_logprobs)
             self._desk.deliver(request.prompt_logprobs.request_id, scored)
+        elif kind == "prompt_computed":
+            computed = wire.prompt_computed_from(worker_id, request.prompt_computed)
+            self._desk.deliver(request.prompt_computed.request_id, computed)
         elif kind == "kv_offer":
             self._desk.deliver(request.kv_offer.request_id, wire.offer_from(worker_id, request.kv_offer))
         elif kind == "finished":

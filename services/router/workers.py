@@ -100,9 +100,11 @@ class Worker:
 
 
 class WorkerTable:
-    """All workers, by id; remembers which models it has ever seen."""
+    """All workers, by id; remembers which models it has ever seen. `serves_alone`: which decode workers need no prefill
+    worker."""
 
-    def __init__(self) -> None:
+    def __init__(self, serves_alone: Callable[[WorkerFacts], bool] = lambda _: False) -> None:
+        self._serves_alone = serves_alone
         self._workers: dict[str, Worker] = {}
         self._seen_models: set[str] = set()
         self._listeners: list[Callable[[], None]] = []
@@ -138,7 +140,10 @@ class WorkerTable:
         return model in self._seen_models
 
     def pairs(self, model: str) -> Iterator[tuple[WorkerFacts, WorkerFacts]]:
-        """(prefill, decode) workers of a model that may exchange KV."""
+        """Workers of a model that may serve together: who computes the prompt, and who decodes."""
+        for decode in self.of(model, Stage.DECODE):
+            if self._serves_alone(decode.facts):
+                yield decode.facts, decode.facts
         for prefill in self.of(model, Stage.PREFILL):
             for decode in self.of(model, Stage.DECODE):
                 if prefill.facts.fits(decode.facts):

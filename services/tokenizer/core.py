@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from meshfire.errors import BadInput, InvalidPrompt, UnknownModel
+from meshfire.grammar.compiler import GrammarCompiler
 from meshfire.text.kimi.chat import KimiChat, kimi_chat, own_template
 from meshfire.text.kimi.detokenizer import ChatDetokenizer
 from meshfire.text.kimi.headers import Functions
@@ -57,6 +58,8 @@ class TextModel:
     template: ChatTemplate | None
     #: Kimi's control tokens, if the vocabulary has them: chats are then in Kimi's language
     markers: Markers | None
+    #: checks rules for outputs
+    compiler: GrammarCompiler
 
     @classmethod
     def load(cls, name: str, directory: Path) -> TextModel:
@@ -65,7 +68,9 @@ class TextModel:
         template, markers = ChatTemplate.load(directory, tokenizer.specials), Markers.find(tokenizer.specials)
         if template is None and markers is not None:
             template = ChatTemplate.compile(own_template(), tokenizer.specials)
-        return cls(name, tokenizer, template, markers)
+        compiler = GrammarCompiler(tokenizer)
+        compiler.warm_up()
+        return cls(name, tokenizer, template, markers, compiler)
 
     def encode_text(self, text: str) -> list[int]:
         """Token ids of a raw prompt, none of them a control token."""

@@ -50,7 +50,7 @@ class TokenizerServicer(rpc.TokenizerServiceServicer):
         with self.gate.entered(), self._span(names.SPAN_TOKENIZER_TOKENIZE, context, attributes) as current:
             model = self._models.find(request.model)
             encode = wire.encoder(model, request)
-            response = await _off_loop(request.ByteSize() > self._settings.inline_chars, encode)
+            response = await _off_loop(not wire.is_short(request, self._settings.inline_chars), encode)
             current.set_attribute(names.ATTR_TOKENS_PROMPT, len(response.token_ids))
             self._instruments.tokens(model.name, "Tokenize", len(response.token_ids))
             return response
@@ -65,13 +65,16 @@ class TokenizerServicer(rpc.TokenizerServiceServicer):
             model = self._models.find(start.model)
             decoder = wire.detokenizer(model, start)
             num_tokens = 0
-            async for request in request_iterator:
-                tokens = _tokens_of(request)
-                num_tokens += len(tokens.token_ids)
+            try:
+                async for request in request_iterator:
+                    tokens = _tokens_of(request)
+                    num_tokens += len(tokens.token_ids)
+                    is_long = len(tokens.token_ids) > self._settings.inline_tokens
+                    yield await _off_loop(is_long, partial(wire.decoded, model, decoder, tokens))
+            finally:
+                # Once a stream: for each token they would cost as much as its text.
                 current.set_attribute(names.ATTR_TOKENS_OUTPUT, num_tokens)
-                self._instruments.tokens(start.model, "Detokenize", len(tokens.token_ids))
-                is_long = len(tokens.token_ids) > self._settings.inline_tokens
-                yield await _off_loop(is_long, partial(wire.decoded, model, decoder, tokens))
+                self._instruments.tokens(start.model, "Detokenize", num_tokens)
 
     async def Describe(self, request: pb.DescribeRequest, context: Context) -> pb.DescribeResponse:
         """Facts of one vocabulary, or of all."""
@@ -86,7 +89,9 @@ class TokenizerServicer(rpc.TokenizerServiceServicer):
             tokenizer = self._models.find(request.model).tokenizer
             # On a thread: the first script of a model makes the map from bytes to tokens.
             parsed = await asyncio.to_thread(script.parse, request.script_json, tokenizer)
-            return pb.TokenizeScriptResponse(token_ids=parsed.token_ids, ends_with_eos=parsed.ends_with_eos)
+            return pb.TokenizeScriptResponse(
+                token_ids=parsed.token_ids, ends_with_eos=parsed.ends_with_eos, wants=parsed.wants
+            )
 
     def _span(self, name: str, context: Context, attributes: Mapping[str, str | int]) -> Any:
         parent = str(dict(context.invocation_metadata() or ()).get("traceparent", ""))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as pb
@@ -12,6 +12,7 @@ from meshfire.text.detokenizer import Detokenizer
 from meshfire.text.kimi.detokenizer import ChatDetokenizer
 from meshfire.text.kimi.events import CallArguments, CallBegin, CallEnd, Content, Event, Reasoning
 from meshfire.text.kimi.output import State
+from services.tokenizer import rules
 from services.tokenizer.core import ChatPrompt, EncodedChat, OutputStart, TextModel
 
 _STATES = {State.REASONING: pb.OUTPUT_STATE_REASONING, State.CONTENT: pb.OUTPUT_STATE_CONTENT}
@@ -21,12 +22,19 @@ def encoder(model: TextModel, request: pb.TokenizeRequest) -> Callable[[], pb.To
     """What encodes a prompt. Raises BadInput, InvalidPrompt."""
     match request.WhichOneof("input"):
         case "text":
-            return lambda: pb.TokenizeResponse(token_ids=model.encode_text(request.text))
+            return lambda: _ruled(model, request, None, pb.TokenizeResponse(token_ids=model.encode_text(request.text)))
         case "chat":
             prompt = chat_of(request.chat)
-            return lambda: _response(model.encode_chat(prompt), request.chat.tools)
+            return lambda: _chat_response(model, request, model.encode_chat(prompt))
+        case _ if request.HasField("rule"):
+            return lambda: _ruled(model, request, None, pb.TokenizeResponse())
         case _:
             raise BadInput("nothing to encode: set chat or text", field="input")
+
+
+def is_short(request: pb.TokenizeRequest, inline_chars: int) -> bool:
+    """Whether it takes so little time that streams may wait for it: a rule takes milliseconds to compile."""
+    return request.ByteSize() <= inline_chars and not request.HasField("rule") and not request.chat.tools
 
 
 def chat_of(chat: pb.Chat) -> ChatPrompt:
@@ -78,11 +86,22 @@ def events_to_wire(events: Iterable[Event]) -> list[pb.OutputEvent]:
     return [_event(one) for one in events]
 
 
-def _response(chat: EncodedChat, tools: Sequence[pb.Tool]) -> pb.TokenizeResponse:
-    if chat.output is None:
-        return pb.TokenizeResponse(token_ids=chat.token_ids)
-    output = pb.OutputFormat(state=_STATES[chat.output.state], first_call=chat.output.first_call, tools=tools)
-    return pb.TokenizeResponse(token_ids=chat.token_ids, output=output)
+def _chat_response(model: TextModel, request: pb.TokenizeRequest, chat: EncodedChat) -> pb.TokenizeResponse:
+    response = pb.TokenizeResponse(token_ids=chat.token_ids)
+    if chat.output is not None:
+        state, tools = _STATES[chat.output.state], request.chat.tools
+        response.output.CopyFrom(pb.OutputFormat(state=state, first_call=chat.output.first_call, tools=tools))
+    return _ruled(model, request, chat.output, response)
+
+
+def _ruled(
+    model: TextModel, request: pb.TokenizeRequest, start: OutputStart | None, response: pb.TokenizeResponse
+) -> pb.TokenizeResponse:
+    """The response with the rule of the output, if it has one."""
+    rule = rules.filled_in(model, request, start)
+    if rule is not None:
+        response.rule.CopyFrom(rule)
+    return response
 
 
 def _message(message: pb.ChatMessage) -> dict[str, Any]:

@@ -1,9 +1,11 @@
-"""What one dispatch-and-combine costs: `python -m tests.bench.expert_hop [--shards 1 2] [--tokens 1 8] [--hops 300]`.
+"""What one dispatch-and-combine costs: `python -m tests.bench.expert_hop [--transports grpc local] [--shards 1 2]
+[--tokens 1 8] [--hops 300]`.
 
 Shards are processes of their own on loopback, with random experts of the shape of `kimi-bench` (hidden 1024, expert
 size 512, top-8); the caller is an ExpertMesh with a model thread, as in a worker; one thread of arithmetic per process.
 `hop_p50_us` is what the mesh adds: the whole minus the slowest shard's computation. The same experts in this process
-are measured beside it. The last line is one JSON object; its p50 and p99 are those of the first case, `cases` has all.
+are measured beside it. The last line is one JSON object; its p50 and p99 are those of the first case over a lane, which
+is what a co-located shard gets; `cases` has all.
 """
 
 from __future__ import annotations
@@ -34,6 +36,7 @@ from meshfire.rpc.channels import ChannelPool
 from meshfire.runtime.model_thread import ModelThread
 from meshfire.runtime.serve import Mesh, Service, run
 from meshfire.worker.experts import ExpertMesh
+from meshfire.worker.hop_link import HopTransport
 from services.expert_shard.config import ExpertShardSettings
 from services.expert_shard.core import ExpertStore
 from services.expert_shard.server import serving
@@ -120,7 +123,9 @@ def quantile(times: list[float], share: float) -> float:
     return round(sorted(times)[int(len(times) * share)], 1)
 
 
-async def cases_of(num_shards: int, token_counts: list[int], num_hops: int) -> list[dict[str, object]]:
+async def cases_of(
+    transport: HopTransport, num_shards: int, token_counts: list[int], num_hops: int
+) -> list[dict[str, object]]:
     with tempfile.TemporaryDirectory() as folder:
         registry_url = f"static:{folder}/topology.json"
         registry, channels = open_registry(registry_url), ChannelPool()
@@ -128,10 +133,15 @@ async def cases_of(num_shards: int, token_counts: list[int], num_hops: int) -> l
             with shard_processes(num_shards, registry_url) as ids, ModelThread("bench-model") as thread:
                 placement = spread(LAYOUT, ids, epoch=1, model=MODEL, revision=REVISION)
                 await registry.kv_put(placement_key(MODEL), placement.to_json())
-                async with ExpertMesh.open(MODEL, REVISION, LAYOUT, registry, channels, "bench") as experts:
+                async with ExpertMesh.open(
+                    MODEL, REVISION, LAYOUT, registry, channels, "bench", transport=transport
+                ) as experts:
                     async with asyncio.timeout(READY_S):
                         await experts.ready()
-                    return [await one_case(experts, thread, num_shards, count, num_hops) for count in token_counts]
+                    return [
+                        {"transport": transport} | await one_case(experts, thread, num_shards, count, num_hops)
+                        for count in token_counts
+                    ]
         finally:
             await channels.close()
             await registry.close()
@@ -160,6 +170,8 @@ async def one_case(
 def main() -> None:
     parser = argparse.ArgumentParser(description="Cost of one expert dispatch-and-combine.")
     parser.add_argument("--serve", nargs=2, metavar=("SHARD_ID", "REGISTRY_URL"), help=argparse.SUPPRESS)
+    transports: tuple[HopTransport, ...] = ("grpc", "local")
+    parser.add_argument("--transports", nargs="+", choices=transports, default=transports, help="ways to the shards")
     parser.add_argument("--shards", type=int, nargs="+", default=[1, 2], help="numbers of shards to measure")
     parser.add_argument("--tokens", type=int, nargs="+", default=[1, 8], help="rows of one hop to measure")
     parser.add_argument("--hops", type=int, default=300, help="measured hops per case")
@@ -169,10 +181,11 @@ def main() -> None:
         return
     cases: list[dict[str, object]] = []
     for num_shards in options.shards:
-        cases += asyncio.run(cases_of(num_shards, options.tokens, options.hops))
-        for case in cases[-len(options.tokens) :]:
-            print(case)
-    print(json.dumps({**cases[0], "cases": cases}))
+        for transport in options.transports:
+            cases += asyncio.run(cases_of(transport, num_shards, options.tokens, options.hops))
+            for case in cases[-len(options.tokens) :]:
+                print(case, flush=True)
+    print(json.dumps({**next((one for one in cases if one["transport"] == "local"), cases[0]), "cases": cases}))
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from meshfire.client import Delta, Finished, MeshfireClient, Message, Sampling
 from meshfire.modelstore.make import make_model
-from tests.e2e.mesh_process import MeshProcess, start_mesh
+from tests.e2e.mesh_process import HOP_TRANSPORTS, MeshProcess, start_mesh
 
 NUM_TOKENS = 64
 FAULTS = [
@@ -26,13 +26,14 @@ FAULTS = [
 pytestmark = pytest.mark.long
 
 
-@pytest.fixture(scope="module")
-def mesh(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
-    """A made Kimi model: two prefill workers, one decode worker, two shards without replicas."""
+@pytest.fixture(scope="module", params=HOP_TRANSPORTS)
+def mesh(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[MeshProcess]:
+    """A made Kimi model: two prefill workers, one decode worker, two shards without replicas, one way to them."""
     folder = tmp_path_factory.mktemp("chaos")
     make_model("kimi-tiny", folder / "kimi", seed=1)
     model = {"model": str(folder / "kimi"), "name": "kimi", "prefill": 2, "expert_shards": 2}
-    with start_mesh({"mesh": "chaos", "http_port": 0, "test_hooks": True, "models": [model]}, folder) as running:
+    topology = {"mesh": "chaos", "http_port": 0, "test_hooks": True, "models": [model]}
+    with start_mesh(topology, folder, HOP_TRANSPORTS[request.param]) as running:
         yield running
 
 

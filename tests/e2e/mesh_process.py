@@ -23,6 +23,11 @@ from meshfire.modelstore import resolve
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 START_TIMEOUT_S = 120.0
+#: environments of a mesh whose hops all take one way to their shards, by name
+HOP_TRANSPORTS = {
+    transport: {f"MESHFIRE_{role}_HOP_TRANSPORT": transport for role in ("PREFILL", "DECODE")}
+    for transport in ("grpc", "local")
+}
 
 
 def cached_model(name: str) -> Path:

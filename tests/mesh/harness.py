@@ -56,6 +56,9 @@ class InProcessMesh:
         return f"http://{next(one.http_address for one in self.specs if one.http_address)}"
 
 
+_JSON = ("models", "models_without_prefill")
+
+
 def settings_of(spec: ProcessSpec) -> Any:
     """The service's settings as its process would read them."""
     values: Mapping[str, str] = {
@@ -64,7 +67,7 @@ def settings_of(spec: ProcessSpec) -> Any:
     module = import_module(f"services.{spec.service}.config")
     name = "".join(part.capitalize() for part in spec.service.split("_")) + "Settings"
     settings = getattr(module, name)
-    parsed = {key: _json(value) if key == "models" else value for key, value in values.items()}
+    parsed = {key: _json(value) if key in _JSON else value for key, value in values.items()}
     return settings(**parsed, drain_s=2.0, discovery_lag_s=0.0)
 
 
@@ -76,7 +79,7 @@ def _json(value: str) -> Any:
 
 @asynccontextmanager
 async def in_process_mesh(
-    models: Mapping[str, Path], *, test_hooks: bool = False, **counts: Any
+    models: Mapping[str, Path], *, test_hooks: bool = False, local_prefill_max_tokens: int = 0, **counts: Any
 ) -> AsyncIterator[InProcessMesh]:
     """`models` by served name; `counts` as in a topology's model (prefill, decode, expert_shards, dense_slices)."""
     topology = parse(
@@ -84,6 +87,7 @@ async def in_process_mesh(
             "mesh": "in-process",
             "http_port": 0,
             "test_hooks": test_hooks,
+            "local_prefill_max_tokens": local_prefill_max_tokens,
             "models": [{"model": str(path), "name": name, **counts} for name, path in models.items()],
         }
     )

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import AsyncIterator, Sequence
-from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +15,7 @@ import torch
 from meshfire.client import Finished, PromptPart, Sampling
 from meshfire.telemetry import names
 from meshfire.text.tokenizer import load_tokenizer
-from services.prefill import wire
+from meshfire.worker import prompt_logprobs
 from services.router import prompt_echo
 from tests import oracles
 from tests.mesh.asking import ask, post
@@ -132,7 +131,7 @@ async def test_a_long_prompt_is_told_in_parts_that_fit_together(
     mesh: InProcessMesh, checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Up to the last token of the context window, which an output would need."""
-    monkeypatch.setattr(wire, "LOGPROBS_PER_MESSAGE", 77)
+    monkeypatch.setattr(prompt_logprobs, "LOGPROBS_PER_MESSAGE", 77)
     monkeypatch.setattr(prompt_echo, "PART_TOKENS", 100)
     ids = torch.randint(0, 256, (512,), generator=torch.Generator().manual_seed(2)).tolist()
     expected = expected_logprobs(checkpoint, ids)
@@ -169,13 +168,15 @@ async def test_n_choices_are_seeded_and_each_can_be_had_alone(mesh: InProcessMes
     assert second["usage"]["prompt_tokens_details"]["cached_tokens"] > 0
 
 
-@pytest.mark.skipif(find_spec("services.prefill.under_way") is None, reason="prefill does not join equal prompts yet")
 async def test_n_choices_compute_their_prompt_once(mesh: InProcessMesh, checkpoint: Path) -> None:
     """But for the last token of each, whose hidden state nobody keeps, and the tokens of its block before it."""
     ids = load_tokenizer(checkpoint).encode_plain(TEXT)
     answer = await complete(mesh, **SAMPLED, prompt=ids, max_tokens=1, n=6)
     assert answer["usage"]["prompt_tokens_details"]["cached_tokens"] == 0
     own = 1 + (len(ids) - 1) % BLOCK_TOKENS
+    async with asyncio.timeout(20):  # spans are exported in batches
+        while sum(one.name == names.SPAN_PREFILL_LEASE for one in mesh.spans.ended) < 6:
+            await asyncio.sleep(0.05)
     assert computed_tokens(mesh) == len(ids) + 5 * own
 
 

@@ -11,10 +11,9 @@ import pytest
 from openai import AsyncOpenAI
 
 from meshfire.client import Message, Sampling, Tool, ToolCall
+from tests.made_kimi import make_kimi
 from tests.mesh.asking import script
 from tests.mesh.harness import InProcessMesh, in_process_mesh
-from tests.oracles import make_deepseek_checkpoint
-from tests.small_kimi import make_small_kimi
 
 SECTION, END_SECTION = "<|tool_calls_section_begin|>", "<|tool_calls_section_end|>"
 ARGS, END_CALL = "<|tool_call_argument_begin|>", "<|tool_call_end|>"
@@ -50,17 +49,6 @@ INSIDE = [
     END_SECTION,
     "<|im_end|>",
 ]
-
-
-def make_kimi(directory: Path) -> Path:
-    """A made Kimi model that speaks the tiny Kimi vocabulary."""
-    make_deepseek_checkpoint(directory)
-    for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
-        (directory / name).unlink(missing_ok=True)
-    kimi = make_small_kimi(directory)
-    config = json.loads((directory / "config.json").read_text())
-    (directory / "config.json").write_text(json.dumps({**config, "eos_token_id": list(kimi.end_token_ids)}))
-    return directory
 
 
 @pytest.fixture(scope="module")

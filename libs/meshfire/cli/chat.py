@@ -132,10 +132,11 @@ def _read_line() -> str:
 
 def _print_stats(finished: Finished, timing: Timing, trace_id: str) -> None:
     usage, receipt = finished.usage, finished.receipt
+    prefill = receipt.prefill_worker_id or "by decode"
     click.echo(
         f"[{usage.num_prompt_tokens} prompt tokens ({usage.num_cached_tokens} cached), "
         f"{usage.num_output_tokens} output tokens, {finished.finish_reason}; {timing}]\n"
-        f"[prefill {receipt.prefill_worker_id}, decode {receipt.decode_worker_id}, {receipt.kv_bytes} B of KV, "
+        f"[prefill {prefill}, decode {receipt.decode_worker_id}, {receipt.kv_bytes} B of KV, "
         f"{receipt.num_failovers} failovers]\n"
         f"[trace {trace_id}]",
         err=True,

@@ -9,6 +9,7 @@ import click
 from rich.table import Table
 
 from meshfire import modelstore
+from meshfire.cli.inspecting import inspect
 from meshfire.cli.options import console
 from meshfire.cli.pulling import pull as pull_with_progress
 
@@ -48,7 +49,7 @@ def pull(spec: str, name: str | None) -> None:
 @click.option("--seed", default=0, show_default=True, type=click.IntRange(0))
 @click.option("--name", help="What to call it; default: the configuration's name.")
 def make(configuration: str, seed: int, name: str | None) -> None:
-    """Make a model with seeded random weights: kimi-tiny, kimi-bench or llama-tiny."""
+    """Make a model with seeded random weights: kimi-tiny, kimi-tiny-int4, kimi-tiny-fp8, kimi-bench, llama-tiny."""
     click.echo(modelstore.pull(f"make:{configuration}@{seed}", name=name))
 
 
@@ -57,3 +58,6 @@ def make(configuration: str, seed: int, name: str | None) -> None:
 def remove(name: str) -> None:
     """Delete a model from the cache."""
     modelstore.remove(name)
+
+
+models.add_command(inspect)

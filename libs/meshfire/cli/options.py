@@ -43,7 +43,7 @@ def topology_from(
     *,
     http_port: int | None = None,
     test_hooks: bool = False,
-    counts: dict[str, int | None] | None = None,
+    each_model: dict[str, int | str | None] | None = None,
     mesh: str | None = None,
     registry: str | None = None,
     keys: bool = False,
@@ -55,7 +55,7 @@ def topology_from(
     if not raw["models"]:
         raw["models"] = [{"model": DEFAULT_MODEL}]
     for model in raw["models"]:
-        model.update({key: value for key, value in (counts or {}).items() if value is not None})
+        model.update({key: value for key, value in (each_model or {}).items() if value is not None})
     overrides = {
         "http_port": http_port,
         "mesh": mesh,

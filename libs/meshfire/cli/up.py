@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import signal
 from pathlib import Path
+from typing import get_args
 
 import click
 from rich.console import Console
@@ -18,15 +19,18 @@ from meshfire.cluster.resolve import resolve
 from meshfire.cluster.topology import Topology
 from meshfire.cluster.up import Running
 from meshfire.cluster.up import up as run_mesh
+from meshfire.model.compute.names import ComputeName
 
 
 @click.command()
 @click.option("--topology", type=click.Path(path_type=Path, dir_okay=False), help="Topology file (YAML).")
 @click.option("--model", "models", multiple=True, metavar="NAME|DIR", help="Model to serve; may be repeated.")
-@click.option("--prefill", type=click.IntRange(1, 64), help="Prefill workers of each model.")
+@click.option("--prefill", type=click.IntRange(0, 64), help="Prefill workers of each model; 0 = decode workers do it.")
 @click.option("--decode", type=click.IntRange(1, 64), help="Decode workers of each model.")
 @click.option("--expert-shards", type=click.IntRange(0, 64), help="Expert shards of each model.")
 @click.option("--dense-slices", type=click.IntRange(0, 64), help="Slices of each dense FFN, served by the shards.")
+@click.option("--compute", type=click.Choice(get_args(ComputeName)), help="How workers compute; default auto.")
+@click.option("--num-threads", type=click.IntRange(1), help="Threads of each worker's arithmetic.")
 @click.option("--http-port", type=click.IntRange(0, 65535), help="Port of the REST API; 0 = a free one.")
 @click.option("--registry", help="auto, consul://HOST:PORT or static:/path/file.json.")
 @click.option("--mesh", help="Name of the mesh.")
@@ -39,6 +43,8 @@ def up(
     decode: int | None,
     expert_shards: int | None,
     dense_slices: int | None,
+    compute: str | None,
+    num_threads: int | None,
     http_port: int | None,
     registry: str | None,
     mesh: str | None,
@@ -46,13 +52,20 @@ def up(
     test_hooks: bool,
 ) -> None:
     """Start and supervise a whole mesh on this machine."""
-    counts = {"prefill": prefill, "decode": decode, "expert_shards": expert_shards, "dense_slices": dense_slices}
+    each_model = {
+        "prefill": prefill,
+        "decode": decode,
+        "expert_shards": expert_shards,
+        "dense_slices": dense_slices,
+        "compute": compute,
+        "num_threads": num_threads,
+    }
     wanted = topology_from(
         topology,
         models,
         http_port=http_port,
         test_hooks=test_hooks,
-        counts=counts,
+        each_model=each_model,
         mesh=mesh,
         registry=registry,
         keys=keys,

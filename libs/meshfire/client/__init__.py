@@ -22,19 +22,35 @@ from meshfire.client.events import (
     Usage,
 )
 from meshfire.client.prompts import Message, Prompt, Sampling, Tool, ToolCall
+from meshfire.grammar.rules import (
+    CallsRule,
+    ChoiceRule,
+    FunctionRule,
+    GrammarRule,
+    JsonRule,
+    OutputRule,
+    RegexRule,
+)
 
 __all__ = [
     "CallDelta",
+    "CallsRule",
+    "ChoiceRule",
     "Delta",
     "Event",
     "Finished",
+    "FunctionRule",
+    "GrammarRule",
+    "JsonRule",
     "Logprobs",
     "MeshfireClient",
     "Message",
     "Model",
+    "OutputRule",
     "Prompt",
     "PromptPart",
     "Receipt",
+    "RegexRule",
     "Sampling",
     "Started",
     "Tool",

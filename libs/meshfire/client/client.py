@@ -14,6 +14,8 @@ from meshfire.client.prompts import Prompt, Sampling, Tool, sampling_to, set_pro
 from meshfire.client.routers import Routers, following, open_routers
 from meshfire.discovery.base import Registry
 from meshfire.errors import InternalError, NoWorker, Unavailable
+from meshfire.grammar.rules import OutputRule
+from meshfire.rpc import output_rule
 from meshfire.rpc.channels import ChannelPool
 
 T = TypeVar("T")
@@ -70,6 +72,7 @@ class MeshfireClient:
         echo: bool = False,
         tools: Sequence[Tool] = (),
         thinking: bool | None = None,
+        rule: OutputRule | None = None,
         timeout_s: float | None = None,
         metadata: Mapping[str, str] | None = None,
     ) -> AsyncGenerator[Event, None]:
@@ -77,7 +80,9 @@ class MeshfireClient:
         `Sampling.num_prompt_logprobs` asks for them. Leaving the loop early cancels it everywhere.
 
         `tools` and `thinking` (default: as the model's template says) are for chats; events then tell reasoning and
-        tool calls apart from text. `metadata` goes along as gRPC metadata, e.g. `traceparent`. Another router is tried
+        tool calls apart from text. `rule` binds the answer, token by token.
+
+        `metadata` goes along as gRPC metadata, e.g. `traceparent`. Another router is tried
         only while nothing was received. Raises the errors of `meshfire.errors`: BadInput, UnknownModel, QueueFull, …
         """
         request = pb.GenerateRequest(
@@ -89,6 +94,7 @@ class MeshfireClient:
             return_prompt_token_ids=return_prompt_token_ids,
             keep_special_tokens=keep_special_tokens,
             echo=echo,
+            rule=None if rule is None else output_rule.to_wire(rule),
         )
         set_tools(set_prompt(request, prompt, template_kwargs), tools, thinking)
         *others, last = await self._candidates()

@@ -16,7 +16,7 @@ async def place(topology: Topology, resolved: Sequence[ResolvedModel], registry:
     for index, model in enumerate(resolved):
         if not model.expert_shards:
             continue
-        facts = models.describe(model.directory, dense_slices=model.dense_slices)
+        facts = models.describe(model.directory, dense_slices=model.dense_slices, compute=model.topology.compute)
         key = shard_map.placement_key(model.topology.served_name)
         entry = await registry.kv_get(key)
         epoch = shard_map.ShardMap.from_json(entry.value).epoch + 1 if entry else 1

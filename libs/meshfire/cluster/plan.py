@@ -100,7 +100,12 @@ class _Builder:
         return self._spec("tokenizer", f"tokenizer-{number}", {"MODELS": json.dumps(served)}, [])
 
     def router(self, number: int, tokenizers: Sequence[ProcessSpec]) -> ProcessSpec:
-        env = {"STORE_URL": self.wiring.store_url}
+        without_prefill = [one.served_name for one in self.topology.models if not one.prefill]
+        env = {
+            "STORE_URL": self.wiring.store_url,
+            "LOCAL_PREFILL_MAX_TOKENS": str(self.topology.local_prefill_max_tokens),
+            "MODELS_WITHOUT_PREFILL": json.dumps(without_prefill),
+        }
         if self.topology.prices is not None:
             env["PRICES"] = str(self.topology.prices)
         return self._spec("router", f"router-{number}", env, [one.name for one in tokenizers])
@@ -116,6 +121,8 @@ class _Builder:
             "EXPERTS": "mesh" if model.expert_shards else "local",
             "TENSOR_PARALLEL": str(model.topology.tensor_parallel),
         }
+        if role == "decode":
+            env["SPECULATION"] = model.topology.speculation
         return self._spec(role, f"{role}-{number}", env, shards, model.topology.served_name)
 
     def gateway(self, number: int, routers: Sequence[ProcessSpec], workers: Sequence[ProcessSpec]) -> ProcessSpec:

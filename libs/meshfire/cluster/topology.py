@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -25,8 +25,8 @@ class ModelTopology(_Strict):
     model: str
     #: the name that clients use; default: `model`, or the directory's name
     name: str = ""
-    #: prefill workers
-    prefill: Annotated[int, Field(ge=1, le=64)] = 1
+    #: prefill workers; 0 = the decode workers compute the prompts too
+    prefill: Count = 1
     #: decode workers
     decode: Annotated[int, Field(ge=1, le=64)] = 1
     #: expert shards; 0 = every worker computes its experts itself; None = 2 for a mixture of experts, else 0
@@ -37,6 +37,8 @@ class ModelTopology(_Strict):
     compute: ComputeName = "auto"
     #: ranks of each prefill and decode worker, which share its heads, neurons and columns
     tensor_parallel: Annotated[int, Field(ge=1, le=64)] = 1
+    #: who guesses tokens ahead in decode workers, so that one step can choose several: off or prompt-lookup
+    speculation: Literal["off", "prompt-lookup"] = "off"
     #: torch threads of each worker
     num_threads: Annotated[int, Field(ge=1)] = 1
 
@@ -59,6 +61,8 @@ class Topology(_Strict):
     registry: str = "auto"
     #: OTLP/gRPC collector; empty = traces are kept locally
     otlp_endpoint: str = ""
+    #: a prompt of which a decode worker lacks at most so many tokens is computed there; 0 = only by prefill workers
+    local_prefill_max_tokens: Annotated[int, Field(ge=0)] = 0
     #: accept x-meshfire-script and x-meshfire-fault
     test_hooks: bool = False
     #: ask for API tokens (`meshfire keys create`); without them the mesh is open, on loopback only

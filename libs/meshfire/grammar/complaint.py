@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-#: Keywords whose value is a schema, a list of schemas, or schemas by name.
-_ONE = ("additionalProperties", "items", "contains", "not", "if", "then", "else", "propertyNames", "additionalItems")
-_LIST = ("anyOf", "oneOf", "allOf", "prefixItems", "items")
-_NAMED = ("properties", "patternProperties", "$defs", "definitions", "dependentSchemas")
+from meshfire.grammar.schema_keywords import LISTED, NAMED, ONE
+
 _SHARED = ("$defs", "definitions")
 _MAX_DEPTH = 64
 
@@ -41,15 +39,15 @@ def _locate(schema: Mapping[str, Any], shared: Mapping[str, Any], refuses: Refus
 
 
 def _children(schema: Mapping[str, Any]) -> Iterator[tuple[list[str], Mapping[str, Any]]]:
-    for key in _NAMED:
+    for key in NAMED:
         named = schema.get(key)
         if isinstance(named, Mapping):
             yield from (([key, str(name)], one) for name, one in named.items() if isinstance(one, Mapping))
-    for key in _LIST:
+    for key in LISTED:
         listed = schema.get(key)
         if isinstance(listed, list):
             yield from (([f"{key}[{index}]"], one) for index, one in enumerate(listed) if isinstance(one, Mapping))
-    for key in _ONE:
+    for key in ONE:
         one = schema.get(key)
         if isinstance(one, Mapping):
             yield [key], one

@@ -15,7 +15,7 @@ class JsonRule:
     """A JSON value that fits `schema`; `{"type": "object"}` for any object. `field` names it in complaints."""
 
     schema: Mapping[str, Any] | bool
-    field: str = "response_format.json_schema.schema"
+    field: str = "rule.content.json_schema"
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class RegexRule:
     """The whole answer matches `pattern`."""
 
     pattern: str
-    field: str = "guided_regex"
+    field: str = "rule.content.regex"
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class ChoiceRule:
     """The answer is one of `options`, exactly."""
 
     options: tuple[str, ...]
-    field: str = "guided_choice"
+    field: str = "rule.content.choices"
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class GrammarRule:
     """The answer is derived from `start` of a grammar: Lark, or GBNF (a `root ::=` rule)."""
 
     source: str
-    field: str = "guided_grammar"
+    field: str = "rule.content.grammar"
 
 
 ContentRule: TypeAlias = JsonRule | RegexRule | ChoiceRule | GrammarRule
@@ -47,11 +47,11 @@ ContentRule: TypeAlias = JsonRule | RegexRule | ChoiceRule | GrammarRule
 
 @dataclass(frozen=True)
 class FunctionRule:
-    """A function that may be called. `parameters`: schema of its arguments."""
+    """A function that may be called. `parameters`: schema of its arguments; None = any JSON object."""
 
     name: str
-    parameters: Mapping[str, Any] | bool
-    field: str = "tools"
+    parameters: Mapping[str, Any] | bool | None = None
+    field: str = "rule.calls"
 
 
 @dataclass(frozen=True)
@@ -65,7 +65,7 @@ class CallsRule:
 
 @dataclass(frozen=True)
 class OutputRule:
-    """Both together: with a content rule and calls in mode auto, the answer is one or the other."""
+    """Both together: with calls in mode auto the answer is either; with calls that are required, only they count."""
 
     content: ContentRule | None = None
     calls: CallsRule | None = None

@@ -25,9 +25,26 @@ def chain_hashes(
     parent = _root(block_tokens, model_revision, cache_salt)
     hashes = []
     for block in _blocks(token_ids, block_tokens):
-        parent = hashlib.blake2b(parent + block, digest_size=HASH_BYTES).digest()
+        parent = _next(parent, block)
         hashes.append(parent)
     return hashes
+
+
+class HashChain:
+    """The names of one sequence's full blocks, made as they fill: the same as `chain_hashes` would give."""
+
+    def __init__(self, block_tokens: int, *, model_revision: str, cache_salt: str = "") -> None:
+        self.block_tokens = block_tokens
+        #: first to last
+        self.hashes: list[bytes] = []
+        self._parent = _root(block_tokens, model_revision, cache_salt)
+
+    def extend(self, token_ids: Sequence[int]) -> None:
+        """Name the full blocks of `token_ids`, the whole sequence, that have no name yet."""
+        start = len(self.hashes) * self.block_tokens
+        for first in range(start, len(token_ids) - self.block_tokens + 1, self.block_tokens):
+            self._parent = _next(self._parent, _packed(token_ids[first : first + self.block_tokens]))
+            self.hashes.append(self._parent)
 
 
 def num_blocks_for(num_tokens: int, block_tokens: int) -> int:
@@ -46,5 +63,12 @@ def _root(block_tokens: int, model_revision: str, cache_salt: str) -> bytes:
 
 def _blocks(token_ids: Sequence[int], block_tokens: int) -> Iterator[bytes]:
     for start in range(0, len(token_ids), block_tokens):
-        block = token_ids[start : start + block_tokens]
-        yield struct.pack(f"<{len(block)}q", *block)
+        yield _packed(token_ids[start : start + block_tokens])
+
+
+def _packed(block: Sequence[int]) -> bytes:
+    return struct.pack(f"<{len(block)}q", *block)
+
+
+def _next(parent: bytes, block: bytes) -> bytes:
+    return hashlib.blake2b(parent + block, digest_size=HASH_BYTES).digest()

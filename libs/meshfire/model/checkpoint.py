@@ -20,8 +20,9 @@ from torch import Tensor
 from meshfire.errors import CheckpointError
 
 INDEX_FILE = "model.safetensors.index.json"
-_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1}
-_FLOATS = ("F32", "F16", "BF16")
+_ITEM_BYTES = {"F64": 8, "F32": 4, "F16": 2, "BF16": 2, "F8_E4M3": 1, "F8_E5M2": 1, "U8": 1, "BOOL": 1}
+_ITEM_BYTES |= {"I64": 8, "I32": 4, "I16": 2, "I8": 1, "U64": 8, "U32": 4, "U16": 2}
+FLOATS = ("F32", "F16", "BF16")
 _MAX_HEADER_BYTES = 100_000_000  # the format's own limit
 
 
@@ -32,6 +33,7 @@ class TensorInfo:
     path: Path
     dtype: str
     shape: tuple[int, ...]
+    num_bytes: int
 
 
 @dataclass(frozen=True)
@@ -65,32 +67,42 @@ class Checkpoint:
     def __iter__(self) -> Iterator[str]:
         return iter(self._tensors)
 
-    def read(self, name: str, shape: Sequence[int], part: tuple[slice, ...] = ()) -> Tensor:
-        """A tensor, or a part of it, in its stored float type. `shape` is what the whole must have.
+    def dtype(self, name: str) -> str:
+        """A tensor's type as the header spells it. Raises CheckpointError if it is missing."""
+        return self._found(name).dtype
 
-        Raises CheckpointError naming the tensor: missing, other shape, or not a plain float type (quantized).
+    def read(
+        self, name: str, shape: Sequence[int], part: tuple[slice, ...] = (), *, dtypes: Sequence[str] = FLOATS
+    ) -> Tensor:
+        """A tensor, or a part of it, in its stored type, one of `dtypes`. `shape` is what the whole must have.
+
+        Raises CheckpointError naming tensor and file: missing, of another shape or type, unreadable.
         """
-        info = self._info(name, tuple(shape))
+        info = self._found(name)
+        if info.dtype not in dtypes:
+            raise _wrong(name, info, f"is {info.dtype}, expected {' or '.join(dtypes)}")
+        if info.shape != tuple(shape):
+            raise _wrong(name, info, f"has shape {list(info.shape)}, expected {list(shape)}")
         try:
             tensor: Tensor = self._file(info.path).get_slice(name)[part or (slice(None),)]
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"tensor {name} cannot be read from {info.path}: {error}", field=name) from error
         return tensor
 
-    def _info(self, name: str, shape: tuple[int, ...]) -> TensorInfo:
+    def _found(self, name: str) -> TensorInfo:
         info = self._tensors.get(name)
         if info is None:
             raise CheckpointError(f"tensor {name} is missing from {self.directory}", field=name)
-        if info.dtype not in _FLOATS:
-            raise CheckpointError(f"tensor {name} is {info.dtype}, expected one of {', '.join(_FLOATS)}", field=name)
-        if info.shape != shape:
-            raise CheckpointError(f"tensor {name} has shape {list(info.shape)}, expected {list(shape)}", field=name)
         return info
 
     def _file(self, path: Path) -> Any:
         if path not in self._files:
             self._files[path] = safe_open(path, framework="pt")
         return self._files[path]
+
+
+def _wrong(name: str, info: TensorInfo, what: str) -> CheckpointError:
+    return CheckpointError(f"tensor {name} of {info.path} {what}", field=name)
 
 
 def read_headers(directory: Path) -> list[Header]:
@@ -129,8 +141,10 @@ def _read_header(path: Path) -> Header:
             raw = file.read(length) if length <= _MAX_HEADER_BYTES else b""
         file_bytes = path.stat().st_size
         entries = json.loads(raw)
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{path} is no safetensors file: {error}", field=path.name) from error
+    if not isinstance(entries, dict):
+        raise CheckpointError(f"{path} is no safetensors file: its header is no JSON object", field=path.name)
     entries.pop("__metadata__", None)
     data_start = 8 + length
     tensors = {name: _tensor_info(path, name, entry, file_bytes - data_start) for name, entry in entries.items()}
@@ -141,9 +155,11 @@ def _tensor_info(path: Path, name: str, entry: Any, data_bytes: int) -> TensorIn
     try:
         shape = tuple(int(size) for size in entry["shape"])
         start, stop = (int(offset) for offset in entry["data_offsets"])
-        info = TensorInfo(path, str(entry["dtype"]), shape)
-    except (KeyError, TypeError, ValueError) as error:
+        info = TensorInfo(path, str(entry["dtype"]), shape, stop - start)
+    except (KeyError, TypeError, ValueError, OverflowError) as error:
         raise CheckpointError(f"{path}: the header's entry for {name} is broken", field=name) from error
+    if min(shape, default=0) < 0:
+        raise CheckpointError(f"{path}: tensor {name} has shape {list(shape)}", field=name)
     if not 0 <= start <= stop <= data_bytes:
         raise CheckpointError(f"{path} is truncated: tensor {name} ends at byte {stop} of {data_bytes}", field=name)
     item_bytes = _ITEM_BYTES.get(info.dtype)

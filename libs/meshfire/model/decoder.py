@@ -57,16 +57,21 @@ class Decoder:
 
         Raises InvalidPrompt for ids outside the vocabulary, and whatever the expert backend raises.
         """
-        self._check(batch.token_ids)
-        hidden = self.embedding[batch.token_ids].to(torch.float32)
+        hidden = self.embed(batch.token_ids)
+        added = None  # what a half layer adds is added by the norm of the next half
         for index, layer in enumerate(self.layers):
-            hidden = hidden + layer.attention(index, layer.input_norm(hidden), batch, kv)
-            hidden = hidden + layer.ffn(index, layer.ffn_norm(hidden), experts)
-        return self.norm(hidden)
+            added = layer.attention(index, layer.input_norm.after_adding(hidden, added), batch, kv)
+            added = layer.ffn(index, layer.ffn_norm.after_adding(hidden, added), experts)
+        return self.norm.after_adding(hidden, added)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[N, H] → [N, V] float32."""
         return self.head(hidden)
+
+    def embed(self, token_ids: Tensor) -> Tensor:
+        """[T] → [T, H] float32. Raises InvalidPrompt for ids outside the vocabulary."""
+        self._check(token_ids)
+        return self.embedding[token_ids].to(torch.float32)
 
     def _check(self, token_ids: Tensor) -> None:
         if token_ids.numel() and not 0 <= int(token_ids.min()) <= int(token_ids.max()) < self.vocab_size:

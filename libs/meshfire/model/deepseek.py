@@ -18,8 +18,8 @@ from meshfire.model.linear import pack
 from meshfire.model.mla import Absorption, LatentAttention, MlaShape, QueryProjection
 from meshfire.model.norm import RmsNorm
 from meshfire.model.partition import KvColumns
+from meshfire.model.quantization import check_quantization
 from meshfire.model.rope import RopeConfig, rope_config
-from meshfire.model.spec import refuse_quantized
 from meshfire.model.tensors import DecoderTensors, LayerTensors
 
 #: of the two latent norms; transformers applies it whatever `rms_norm_eps` says
@@ -57,6 +57,11 @@ class DeepseekSpec:
     def context_tokens(self) -> int:
         """Positions the model was made for."""
         return self.rope.context_tokens
+
+    @property
+    def window_tokens(self) -> int:
+        """0: every token sees all before it."""
+        return 0
 
     @property
     def kv(self) -> KvColumns:
@@ -135,7 +140,7 @@ class DeepseekSpec:
 def parse(config: Fields) -> DeepseekSpec:
     """Read the config.json of DeepSeek-V3, Kimi K2, or Kimi K2.5 (nested in `text_config`). Raises CheckpointError."""
     text = config.section("text_config") or config
-    refuse_quantized(config, text)
+    check_quantization(config, text)
     for name, accepted in _ONLY.items():
         text.expect(name, accepted)
     return DeepseekSpec(

@@ -5,6 +5,7 @@ Owns when experts are dispatched and what is computed while they are pending. Kn
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from meshfire.model.compute.interface import Ffn
 from meshfire.model.gate import Gate
-from meshfire.model.interface import ExpertBackend
+from meshfire.model.interface import ExpertBackend, PendingExperts
 
 
 class FeedForward(Protocol):
@@ -21,6 +22,9 @@ class FeedForward(Protocol):
 
     def __call__(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Tensor:
         """[T, H] → [T, H] float32."""
+
+    def begin(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Callable[[], Tensor]:
+        """The same in two steps: what others compute is under way when this returns; call what it returns once."""
 
 
 @dataclass(frozen=True)
@@ -33,6 +37,10 @@ class WholeFfn:
         """As FeedForward; `experts` is not asked."""
         return self.ffn(hidden)
 
+    def begin(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Callable[[], Tensor]:
+        """As FeedForward; nobody else computes anything."""
+        return lambda: self.ffn(hidden)
+
 
 @dataclass(frozen=True)
 class SlicedFfn:
@@ -42,9 +50,13 @@ class SlicedFfn:
 
     def __call__(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Tensor:
         """As FeedForward."""
+        return self.begin(layer, hidden, experts)()
+
+    def begin(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Callable[[], Tensor]:
+        """As FeedForward."""
         num_tokens = hidden.shape[0]
         ids = torch.arange(self.num_slices, dtype=torch.int32).repeat(num_tokens, 1)
-        return experts.dispatch(layer, hidden, ids, torch.ones(num_tokens, self.num_slices)).result()
+        return experts.dispatch(layer, hidden, ids, torch.ones(num_tokens, self.num_slices)).result
 
 
 @dataclass(frozen=True)
@@ -56,8 +68,14 @@ class RoutedFfn:
 
     def __call__(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Tensor:
         """As FeedForward."""
+        return self.begin(layer, hidden, experts)()
+
+    def begin(self, layer: int, hidden: Tensor, experts: ExpertBackend) -> Callable[[], Tensor]:
+        """As FeedForward."""
+        shared = self.shared
         pending = experts.dispatch(layer, hidden, *self.gate.choose(hidden))
-        if self.shared is None:
-            return pending.result()
-        shared = self.shared(hidden)
-        return pending.result() + shared
+        return pending.result if shared is None else lambda: _sum(shared(hidden), pending)
+
+
+def _sum(shared: Tensor, pending: PendingExperts) -> Tensor:
+    return pending.result() + shared

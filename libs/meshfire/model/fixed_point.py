@@ -31,4 +31,4 @@ def to_fixed(values: Tensor, *, field: str = "output") -> Tensor:
 
 def from_fixed(sums: Tensor) -> Tensor:
     """int64 multiples of the unit → float32."""
-    return (sums.to(torch.float64) * FIXED_UNIT).to(torch.float32)
+    return sums.to(torch.float64).mul_(FIXED_UNIT).to(torch.float32)

@@ -38,12 +38,16 @@ class GqaShape:
 
 @dataclass(frozen=True)
 class GroupedQueryAttention:
-    """`qkv` projects to query heads, then key heads, then value heads; `out` back to H."""
+    """`qkv` projects to query heads, then key heads, then value heads; `out` back to H.
+
+    A token sees the last `window_tokens` tokens, itself included; 0 = all.
+    """
 
     shape: GqaShape
     qkv: Linear
     out: Linear
     rope: Rope
+    window_tokens: int = 0
 
     def __call__(self, layer: int, hidden: Tensor, batch: ForwardBatch, kv: KvView) -> Tensor:
         """[T, H] → [T, H]; writes this step's KV first, so that a token sees itself."""
@@ -62,5 +66,6 @@ class GroupedQueryAttention:
         for part in batch.sequences:
             rows = kv.read(layer, part.block_table, part.context_tokens).to(ATTENTION_DTYPE)
             keys, values = rows.view(part.context_tokens, 2, shape.num_kv_heads, shape.head_dim).unbind(1)
-            output[part.start : part.stop] = attend(queries[part.start : part.stop], keys, values, shape.head_dim**-0.5)
+            mine = queries[part.start : part.stop]
+            output[part.start : part.stop] = attend(mine, keys, values, shape.head_dim**-0.5, self.window_tokens)
         return output.flatten(1)

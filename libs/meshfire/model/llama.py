@@ -1,11 +1,12 @@
-"""Llama architecture (Llama 2 and 3, SmolLM2): grouped-query attention, dense SwiGLU FFNs.
+"""Llama architecture (Llama 2 and 3, SmolLM2; Mistral): grouped-query attention, dense SwiGLU FFNs.
 
-Owns the reading of its configuration and the names of its tensors. Oracle: transformers `LlamaForCausalLM`.
+Owns the reading of its configuration and the names of its tensors. Oracles: transformers `LlamaForCausalLM`,
+`MistralForCausalLM`.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from meshfire.errors import CheckpointError
 from meshfire.model.assemble import Blueprint, assemble
@@ -15,14 +16,16 @@ from meshfire.model.ffn_weights import FfnShape
 from meshfire.model.gqa import GqaShape, GroupedQueryAttention
 from meshfire.model.interface import CausalLM
 from meshfire.model.partition import KvColumns
+from meshfire.model.quantization import check_quantization
 from meshfire.model.rope import RopeConfig, rope_config
-from meshfire.model.spec import refuse_quantized
 from meshfire.model.tensors import DecoderTensors, LayerTensors
+
+_MISTRAL_WINDOW_TOKENS = 4096
 
 
 @dataclass(frozen=True)
 class LlamaSpec:
-    """A Llama configuration; names as in config.json, shortened."""
+    """A Llama configuration; names as in config.json, shortened. `window_tokens` 0 = attention over everything."""
 
     vocab_size: int
     ffn: FfnShape
@@ -31,6 +34,7 @@ class LlamaSpec:
     norm_eps: float
     rope: RopeConfig
     tied: bool
+    window_tokens: int = 0
 
     @property
     def context_tokens(self) -> int:
@@ -62,6 +66,7 @@ class LlamaSpec:
             qkv=weights.linear(hidden_size, sizes, bias=self.attention_bias, shared=sizes),
             out=weights.output("self_attn.o_proj", hidden_size, query_size, bias=self.attention_bias),
             rope=self.rope.build(shape.head_dim),
+            window_tokens=self.window_tokens,
         )
 
     def _ffn(self, weights: LayerTensors, dense_slices: int) -> FeedForward:
@@ -72,7 +77,7 @@ class LlamaSpec:
 
 def parse(config: Fields) -> LlamaSpec:
     """Read a Llama config.json. Raises CheckpointError naming the field."""
-    refuse_quantized(config)
+    check_quantization(config)
     config.expect("hidden_act", "silu")
     config.expect("mlp_bias", False)
     hidden_size, num_heads = config.positive("hidden_size"), config.positive("num_attention_heads")
@@ -90,3 +95,10 @@ def parse(config: Fields) -> LlamaSpec:
         rope=rope_config(config),
         tied=config.flag("tie_word_embeddings", False),
     )
+
+
+def parse_mistral(config: Fields) -> LlamaSpec:
+    """Read a Mistral config.json: Llama with a sliding window, which null switches off. Raises CheckpointError."""
+    # a file that does not name the field means the architecture's first release
+    window = config.integer("sliding_window", 0) if "sliding_window" in config.values else _MISTRAL_WINDOW_TOKENS
+    return replace(parse(config), window_tokens=window)

@@ -13,7 +13,7 @@ from typing import Any
 from meshfire.errors import CheckpointError
 from meshfire.model import deepseek, llama
 from meshfire.model.checkpoint import Checkpoint
-from meshfire.model.compute.choose import choose
+from meshfire.model.compute.choose import choose, resolved
 from meshfire.model.config import Fields, read_json, read_optional_json
 from meshfire.model.experts import ExpertSource
 from meshfire.model.ffn_weights import CheckpointExperts
@@ -28,6 +28,7 @@ ARCHITECTURES: Mapping[str, Callable[[Fields], ModelSpec]] = {
     "kimi_k2": deepseek.parse,
     "kimi_k25": deepseek.parse,
     "llama": llama.parse,
+    "mistral": llama.parse_mistral,
 }
 
 _SAMPLING_DEFAULTS = (
@@ -45,7 +46,8 @@ _SAMPLING_DEFAULTS = (
 class ModelFacts:
     """What a mesh needs to know of a model without loading it.
 
-    `end_token_ids` end an output. `generation_defaults` are sampling fields of generation_config.json that are set.
+    `window_tokens` is how many tokens a token sees (0 = all). `end_token_ids` end an output.
+    `generation_defaults` are sampling fields of generation_config.json that are set.
     """
 
     revision: str
@@ -53,22 +55,24 @@ class ModelFacts:
     vocab_size: int
     hidden_size: int
     context_tokens: int
+    window_tokens: int
     end_token_ids: tuple[int, ...]
     experts: ExpertLayout
     generation_defaults: Mapping[str, Any]
 
 
-def describe(directory: Path, *, dense_slices: int = 0) -> ModelFacts:
-    """Read configuration and headers only. Raises CheckpointError naming the field, file or tensor."""
+def describe(directory: Path, *, dense_slices: int = 0, compute: str = "auto") -> ModelFacts:
+    """Read configuration and headers only. Raises CheckpointError naming the field, file or tensor, BadInput."""
     config = read_json(directory, "config.json")
     generation = read_optional_json(directory, "generation_config.json")
     spec = _parse(config)
     return ModelFacts(
-        revision=model_revision(directory, dense_slices=dense_slices),
+        revision=model_revision(directory, dense_slices=dense_slices, compute=resolved(compute)),
         architecture=config.text("model_type"),
         vocab_size=spec.vocab_size,
         hidden_size=spec.ffn.hidden_size,
         context_tokens=spec.context_tokens,
+        window_tokens=spec.window_tokens,
         end_token_ids=_end_token_ids(config, generation),
         experts=spec.ffn.layout(dense_slices),
         generation_defaults={
@@ -94,6 +98,21 @@ def load(
     spec.ffn.layout(dense_slices)
     tensors = DecoderTensors.find(Checkpoint(directory), choose(compute), partition)
     return spec.build(tensors, dense_slices=dense_slices, block_tokens=block_tokens)
+
+
+@dataclass(frozen=True)
+class ModelSize:
+    """What a configuration alone says: experts of each layer, context, numbers per token and layer in the KV."""
+
+    num_experts: tuple[int, ...]
+    context_tokens: int
+    kv_row_width: int
+
+
+def size_of(directory: Path) -> ModelSize:
+    """Read config.json only: no weight file needs to be there. Raises CheckpointError."""
+    spec = _parse(read_json(directory, "config.json"))
+    return ModelSize(spec.ffn.num_experts, spec.context_tokens, spec.kv.row_width)
 
 
 def kv_columns(directory: Path) -> KvColumns:

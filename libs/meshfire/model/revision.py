@@ -1,6 +1,6 @@
 """A short digest of what a model directory computes: two processes with the same digest run the same model.
 
-Owns what goes in: config.json, every safetensors header, file sizes, samples of the data, and the cut of dense FFNs.
+Owns what goes in: config.json, safetensors headers, file sizes, samples of the data, the cut of dense FFNs, the path.
 Cheap by design (at most 1 MiB of data per file), so it finds other weights, not a single flipped bit.
 """
 
@@ -17,9 +17,9 @@ _WINDOW_BYTES = 64 * 1024
 _NUM_WINDOWS = 16
 
 
-def model_revision(directory: Path, *, dense_slices: int = 0) -> str:
-    """16 hex letters. Workers and shards must agree on `dense_slices` too, so it is part of the revision."""
-    digest = hashlib.sha256(f"dense_slices={dense_slices}".encode())
+def model_revision(directory: Path, *, dense_slices: int = 0, compute: str = "fp32") -> str:
+    """16 hex letters. Workers and shards must agree on `dense_slices` and `compute` too, so both are part of it."""
+    digest = hashlib.sha256(f"dense_slices={dense_slices},compute={compute}".encode())
     try:
         digest.update((directory / "config.json").read_bytes())
         for header in read_headers(directory):

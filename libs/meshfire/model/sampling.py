@@ -47,15 +47,32 @@ def sample(logits: Tensor, rows: Sequence[SamplingRow]) -> list[Sampled]:
     peaks = values[np.arange(len(values)), tokens]
     _check(peaks)
     with np.errstate(over="ignore"):  # a tiny temperature scales to -inf, which is what it means
-        changed = [index for index, row in enumerate(rows) if not row.is_plain]
+        changed = []
+        for index, row in enumerate(rows):
+            if row.is_only_masked:
+                tokens[index] = _likeliest_allowed(values[index], int(tokens[index]), row)
+                peaks[index] = values[index, tokens[index]]
+            elif not row.is_plain:
+                changed.append(index)
         for block in _blocks(changed, values.shape[1]):
             tokens[block] = _choose(values[block], [rows[index] for index in block])
-        drawn = [index for index, row in enumerate(rows) if row.is_plain and row.params.temperature > 0]
+        untouched = [index for index, row in enumerate(rows) if row.is_plain or row.is_only_masked]
+        drawn = [index for index in untouched if rows[index].params.temperature > 0]
         tokens[drawn] = _draw(values, peaks, rows, drawn)
     return [
         Sampled(token, _logprobs(values[index], token, rows[index].params.num_logprobs))
         for index, token in enumerate(tokens.tolist())
     ]
+
+
+def _likeliest_allowed(logits: Floats, likeliest: int, row: SamplingRow) -> int:
+    """The mask's best token: mostly the likeliest of all, so nothing is copied; equal values go to the lowest id."""
+    mask = row.allowed_mask(len(logits))
+    if mask is None or mask[likeliest]:
+        return likeliest
+    allowed = np.flatnonzero(mask)
+    _check(logits[allowed].max(keepdims=True, initial=-np.inf))
+    return int(allowed[logits[allowed].argmax()])
 
 
 def _choose(logits: Floats, rows: Sequence[SamplingRow]) -> Ids:
@@ -76,6 +93,9 @@ def _draw(logits: Floats, peaks: Floats, rows: Sequence[SamplingRow], drawn: Seq
     for index in drawn:
         params = rows[index].params
         scaled = logits[index] - peaks[index]
+        mask = rows[index].allowed_mask(len(scaled)) if rows[index].is_only_masked else None
+        if mask is not None:
+            scaled[~mask] = -np.inf
         scaled /= np.float32(max(params.temperature, _COLDEST))
         own = kept_tokens(scaled, params)
         kept.append(own)

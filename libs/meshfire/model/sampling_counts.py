@@ -7,6 +7,7 @@ output, so that any process can build it anew.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from copy import copy
 
 import numpy as np
 from numpy.typing import NDArray
@@ -42,6 +43,13 @@ class TokenCounts:
         for token_id in output_ids[self.num_output_tokens :]:
             self._count(token_id)
         self.num_output_tokens = max(self.num_output_tokens, len(output_ids))
+
+    def with_more(self, output_ids: Sequence[int]) -> TokenCounts:
+        """Counts of a longer output; these stay as they are."""
+        more = copy(self)
+        more._place, more._ids, more._counts = self._place.copy(), self._ids.copy(), self._counts.copy()
+        more.catch_up(output_ids)
+        return more
 
     def _count(self, token_id: int) -> None:
         place = self._place.setdefault(token_id, len(self._place))

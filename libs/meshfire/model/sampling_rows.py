@@ -44,6 +44,12 @@ class SamplingRow:
         params = self.params
         return not (params.has_penalties or params.logit_bias or self.held_back or self.allowed is not None)
 
+    @property
+    def is_only_masked(self) -> bool:
+        """Tokens are taken away, and the logits of the others are used as they are."""
+        params = self.params
+        return self.allowed is not None and not (params.has_penalties or params.logit_bias or self.held_back)
+
     def token_counts(self) -> TokenCounts:
         """The counts that came with it, else made now."""
         return self.counts or TokenCounts(self.prompt_ids, self.output_ids)

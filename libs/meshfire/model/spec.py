@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from meshfire.errors import CheckpointError
-from meshfire.model.config import Fields
 from meshfire.model.ffn_weights import FfnShape
 from meshfire.model.interface import CausalLM
 from meshfire.model.partition import KvColumns
@@ -31,20 +29,12 @@ class ModelSpec(Protocol):
         """The FFN of every layer."""
 
     @property
+    def window_tokens(self) -> int:
+        """How many tokens a token sees, itself included; 0 = all."""
+
+    @property
     def kv(self) -> KvColumns:
         """The KV row of a token and layer."""
 
     def build(self, tensors: DecoderTensors, *, dense_slices: int, block_tokens: int) -> CausalLM:
         """Load everything but routed experts and FFN slices. Raises CheckpointError."""
-
-
-def refuse_quantized(*sections: Fields | None) -> None:
-    """Raise CheckpointError if a configuration announces quantized weights."""
-    for section in sections:
-        quantization = section.section("quantization_config") if section else None
-        if quantization:
-            method = quantization.text("quant_method", "unknown")
-            raise CheckpointError(
-                f"quantization_config says {method}, expected plain bf16, fp16 or fp32 weights",
-                field="quantization_config",
-            )

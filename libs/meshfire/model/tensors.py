@@ -17,6 +17,7 @@ from meshfire.errors import CheckpointError
 from meshfire.model.checkpoint import Checkpoint, as_float32
 from meshfire.model.compute.interface import Compute, Ffn, Linear
 from meshfire.model.compute.partitioned import GatheredLinear, PartitionedFfn, ScatteredLinear
+from meshfire.model.matrices import read_matrix
 from meshfire.model.partition import WHOLE, Partition
 from meshfire.model.stored import PlainWeight, StoredFfn, StoredWeight
 
@@ -64,7 +65,8 @@ class DecoderTensors:
         part = self.partition.share(vocab_size, "vocab_size")
         if tied:
             name = f"{self.prefix}embed_tokens.weight"
-        share = self.compute.linear(PlainWeight(self.checkpoint.read(name, (vocab_size, hidden_size), (part,))))
+        matrix = name.removesuffix(".weight")
+        share = self.compute.linear(read_matrix(self.checkpoint, matrix, (vocab_size, hidden_size), part))
         return share if self.partition.size == 1 else GatheredLinear(share, self.partition.gather)
 
 
@@ -89,8 +91,8 @@ class LayerTensors:
         return as_float32(self.stored(name, (size,)))
 
     def matrix(self, name: str, rows: int, columns: int) -> Tensor:
-        """[rows, columns] float32."""
-        return as_float32(self.stored(f"{name}.weight", (rows, columns)))
+        """[rows, columns] float32, whatever the format."""
+        return self.weight(name, (rows, columns)).dequantized()
 
     def linear(self, columns: int, rows: dict[str, int], *, bias: bool = False, shared: Collection[str] = ()) -> Linear:
         """The named projections of one input, stacked into a single product in the given order.
@@ -98,13 +100,15 @@ class LayerTensors:
         Of those in `shared` only this rank's rows, which the product leaves ungathered.
         """
         part = {name: self.partition.share(size, name) if name in shared else _ALL for name, size in rows.items()}
-        weights = [self.weight(name, (size, columns), (part[name],)).dequantized() for name, size in rows.items()]
+        weights = [self.weight(name, (size, columns), part[name]) for name, size in rows.items()]
+        values = torch.cat([weight.dequantized() for weight in weights]) if len(weights) > 1 else None
         biases = [self.vector(f"{name}.bias", size)[part[name]] for name, size in rows.items() if bias]
-        return self.compute.linear(PlainWeight(torch.cat(weights)), torch.cat(biases) if bias else None)
+        stored = weights[0] if values is None else PlainWeight(values)
+        return self.compute.linear(stored, torch.cat(biases) if bias else None)
 
-    def weight(self, name: str, shape: tuple[int, int], part: tuple[slice, ...] = ()) -> StoredWeight:
-        """The matrix `name`.weight, or a part of it, as it is stored. Errors as `Checkpoint.read`."""
-        return PlainWeight(self.stored(f"{name}.weight", shape, part))
+    def weight(self, name: str, shape: tuple[int, int], rows: slice = _ALL, columns: slice = _ALL) -> StoredWeight:
+        """The matrix `name`, or a part of it, as it is stored. Errors as `read_matrix`."""
+        return read_matrix(self.checkpoint, self.prefix + name, shape, rows, columns)
 
     def output(self, name: str, rows: int, columns: int, *, bias: bool = False) -> Linear:
         """The projection `name` [rows, columns] after a rank's heads: from its share of the inputs to all outputs."""
@@ -120,7 +124,7 @@ class LayerTensors:
             return self.compute.ffn(self.ffn(name, hidden_size, inner_size))
         mine = self.ffn(name, hidden_size, inner_size, partition.share(inner_size, f"{name} neurons"))
         rows = partition.share(hidden_size, "hidden_size")
-        down = self.weight(f"{name}.down_proj", (hidden_size, inner_size), (rows,))
+        down = self.weight(f"{name}.down_proj", (hidden_size, inner_size), rows)
         outer = ScatteredLinear(self.compute.linear(down), partition.gather)
         return PartitionedFfn(self.compute.gated(mine.gate, mine.up), outer)
 
@@ -128,7 +132,7 @@ class LayerTensors:
         """`name`.{gate,up,down}_proj, or only its neurons `inner` of `inner_size`."""
         wide, tall = (inner_size, hidden_size), (hidden_size, inner_size)
         return StoredFfn(
-            self.weight(f"{name}.gate_proj", wide, (inner,)),
-            self.weight(f"{name}.up_proj", wide, (inner,)),
-            self.weight(f"{name}.down_proj", tall, (slice(None), inner)),
+            self.weight(f"{name}.gate_proj", wide, inner),
+            self.weight(f"{name}.up_proj", wide, inner),
+            self.weight(f"{name}.down_proj", tall, columns=inner),
         )

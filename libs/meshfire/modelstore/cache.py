@@ -6,7 +6,6 @@ way, never visible as a model) and `.trash-<name>~<suffix>` (a replaced model on
 
 from __future__ import annotations
 
-import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -17,13 +16,6 @@ from secrets import token_hex
 from meshfire.errors import BadInput
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,95}")
-
-
-def default_root(environ: dict[str, str] | None = None) -> Path:
-    """$MESHFIRE_CACHE_DIR, else ~/.cache/meshfire."""
-    values = os.environ if environ is None else environ
-    chosen = values.get("MESHFIRE_CACHE_DIR")
-    return Path(chosen).expanduser() if chosen else Path.home() / ".cache" / "meshfire"
 
 
 def checked_name(name: str) -> str:

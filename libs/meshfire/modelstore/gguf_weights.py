@@ -34,6 +34,7 @@ _INNER = {
     "ffn_up": "mlp.up_proj",
     "ffn_down": "mlp.down_proj",
 }
+_KINDS = ("F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K")
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 
 
@@ -63,8 +64,12 @@ class Weight:
 
 
 def weights(reader: gguf.GGUFReader, heads: Heads) -> Iterator[Weight]:
-    """All tensors of the file. Raises CheckpointError for one that a Llama does not have."""
+    """All tensors of the file. Raises CheckpointError for one that a Llama does not have, or of another type."""
     for tensor in reader.tensors:
+        if (kind := tensor.tensor_type.name) not in _KINDS:
+            raise CheckpointError(
+                f"GGUF tensor {tensor.name} is {kind}, expected one of {', '.join(_KINDS)}", field=tensor.name
+            )
         shape = tuple(int(size) for size in reversed(tensor.shape))
         yield Weight(_hf_name(tensor.name), shape, tensor, _interleaved(tensor.name, heads))
 

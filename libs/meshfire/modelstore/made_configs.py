@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from meshfire.modelstore.made_formats import INT4_IGNORE, Format
 from meshfire.modelstore.made_tokenizer import END_TOKEN, TEXT_END_TOKEN, token_ids
 
 _IDS = token_ids()
@@ -14,10 +15,15 @@ _TOKENS = {"bos_token_id": None, "eos_token_id": _IDS[END_TOKEN], "pad_token_id"
 
 @dataclass(frozen=True)
 class MadeConfig:
-    """`config` is config.json; `dtype` that of matrices: float32 for tests, bfloat16 where disk counts."""
+    """`config` is config.json; `dtype` that of plain matrices: float32 for tests, bfloat16 where disk counts.
+
+    `form` is how matrices are stored; `num_layer_files` 0 = one file for each layer.
+    """
 
     config: Mapping[str, Any]
     dtype: str
+    form: Format = "plain"
+    num_layer_files: int = 0
 
     @property
     def text(self) -> Mapping[str, Any]:
@@ -120,8 +126,68 @@ _LLAMA_TINY = {
     **_TOKENS,
 }
 
+#: sizes that are no multiple of an FP8 block
+_UNEVEN = {**_KIMI_TINY, "hidden_size": 160, "moe_intermediate_size": 96}
+
+_INT4_WEIGHTS = {
+    "num_bits": 4,
+    "type": "int",
+    "symmetric": True,
+    "strategy": "group",
+    "group_size": 32,
+    "observer": "minmax",
+    "dynamic": False,
+    "actorder": None,
+}
+_INT4 = {
+    "quant_method": "compressed-tensors",
+    "format": "pack-quantized",
+    "quantization_status": "compressed",
+    "kv_cache_scheme": None,
+    "config_groups": {
+        "group_0": {
+            "targets": ["Linear"],
+            "weights": _INT4_WEIGHTS,
+            "input_activations": None,
+            "output_activations": None,
+        }
+    },
+    "ignore": list(INT4_IGNORE),
+}
+_FP8 = {"quant_method": "fp8", "fmt": "e4m3", "weight_block_size": [128, 128], "activation_scheme": "dynamic"}
+
+_VISION_TINY = {
+    "patch_size": 14,
+    "merge_kernel_size": [2, 2],
+    "init_pos_emb_height": 8,
+    "init_pos_emb_width": 8,
+    "init_pos_emb_time": 4,
+    "vt_num_hidden_layers": 2,
+    "vt_num_attention_heads": 4,
+    "vt_hidden_size": 64,
+    "vt_intermediate_size": 128,
+    "mm_hidden_size": 64,
+    "text_hidden_size": 128,
+}
+
+
+def _kimi_int4() -> MadeConfig:
+    """K2.5's release: experts in INT4, the rest bfloat16, a vision tower, 64 files."""
+    plain = _kimi("bfloat16", _KIMI_TINY, trained_tokens=64, factor=64.0)
+    text = {**plain.text, "quantization_config": _INT4}
+    return MadeConfig({**plain.config, "text_config": text, "vision_config": _VISION_TINY}, "bfloat16", "int4", 61)
+
+
+def _kimi_fp8() -> MadeConfig:
+    """K2's release of September 2025: text only, all but embedding, head and gates in FP8, 62 files."""
+    text = _kimi("bfloat16", _UNEVEN, trained_tokens=64, factor=64.0).text
+    return MadeConfig({**text, "dtype": "bfloat16", "quantization_config": _FP8}, "bfloat16", "fp8", 61)
+
+
 MADE_CONFIGS: Mapping[str, MadeConfig] = {
     "kimi-bench": _kimi("bfloat16", _KIMI_BENCH, trained_tokens=4096, factor=8.0),
     "kimi-tiny": _kimi("float32", _KIMI_TINY, trained_tokens=64, factor=64.0),
+    "kimi-tiny-fp8": _kimi_fp8(),
+    "kimi-tiny-int4": _kimi_int4(),
     "llama-tiny": MadeConfig(_LLAMA_TINY, "float32"),
 }

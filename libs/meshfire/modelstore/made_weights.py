@@ -7,63 +7,61 @@ would hide a reader that skips them. Knows nothing of files.
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
-import torch
-from torch import Tensor
-
 from meshfire.modelstore.made_configs import MadeConfig
+from meshfire.modelstore.made_tensor import MadeTensor, biased, matrix, norm, unbiased
+from meshfire.modelstore.made_vision import projector, tower
 
 _HEAD_SPREAD = 3.0  # logits' standard deviation
-_NORM_SPREAD = 0.1
 _BIAS_SPREAD = 0.1
 
 
-@dataclass(frozen=True)
-class MadeTensor:
-    """One tensor to draw: `mean` + `spread` · normal. `exact` = kept in float32 whatever the matrices are."""
-
-    name: str
-    shape: tuple[int, ...]
-    spread: float
-    mean: float = 0.0
-    exact: bool = False
-
-    def draw(self, seed: int, dtype: torch.dtype) -> Tensor:
-        """The same values for the same seed and name, whatever else is drawn."""
-        key = hashlib.sha256(f"{seed}:{self.name}".encode()).digest()
-        generator = torch.Generator().manual_seed(int.from_bytes(key[:8], "little", signed=True))
-        values = torch.randn(self.shape, generator=generator) * self.spread + self.mean
-        return values.to(torch.float32 if self.exact else dtype)
-
-
 def parts(made: MadeConfig) -> list[list[MadeTensor]]:
-    """All tensors, grouped as files: one for each layer, then one for embedding, final norm and head."""
-    kimi = "text_config" in made.config
-    prefix, text = ("language_model." if kimi else ""), made.text
-    layer = _kimi_layer if kimi else _llama_layer
-    files = [list(layer(f"{prefix}model.layers.{index}.", index, text)) for index in range(text["num_hidden_layers"])]
-    return [*files, list(_ends(prefix, text))]
+    """All tensors, grouped as files: the layers, one for embedding, final norm and head, then projector and vision.
+
+    The layers have a file each, or as many in all as `made.num_layer_files` says.
+    """
+    prefix, text = ("language_model." if "text_config" in made.config else ""), made.text
+    layer = _kimi_layer if "kv_lora_rank" in text else _llama_layer
+    layers = [list(layer(f"{prefix}model.layers.{index}.", index, text)) for index in range(text["num_hidden_layers"])]
+    files = _spread(layers, made.num_layer_files) if made.num_layer_files else layers
+    files.append(list(_ends(prefix, text)))
+    if vision := made.config.get("vision_config"):
+        files += [list(projector(vision)), list(tower(vision))]
+    return files
+
+
+def _spread(layers: list[list[MadeTensor]], num_files: int) -> list[list[MadeTensor]]:
+    """In order and as evenly as possible, so that a layer crosses files as in a release."""
+    tensors = [tensor for layer in layers for tensor in layer]
+    bounds = [len(tensors) * index // num_files for index in range(num_files + 1)]
+    return [tensors[start:stop] for start, stop in pairwise(bounds)]
 
 
 def _ends(prefix: str, text: Mapping[str, Any]) -> Iterator[MadeTensor]:
     vocab_size, hidden_size = text["vocab_size"], text["hidden_size"]
     yield MadeTensor(f"{prefix}model.embed_tokens.weight", (vocab_size, hidden_size), 1.0)
-    yield _norm(f"{prefix}model.norm", hidden_size)
-    yield MadeTensor(f"{prefix}lm_head.weight", (vocab_size, hidden_size), _HEAD_SPREAD * hidden_size**-0.5)
+    yield norm(f"{prefix}model.norm", hidden_size)
+    if not text.get("tie_word_embeddings"):
+        yield MadeTensor(f"{prefix}lm_head.weight", (vocab_size, hidden_size), _HEAD_SPREAD * hidden_size**-0.5)
 
 
 def _llama_layer(prefix: str, index: int, text: Mapping[str, Any]) -> Iterator[MadeTensor]:
-    hidden_size, head_dim = text["hidden_size"], text["head_dim"]
-    query_size, key_size = text["num_attention_heads"] * head_dim, text["num_key_value_heads"] * head_dim
+    hidden_size = text["hidden_size"]
+    head_dim = text.get("head_dim") or hidden_size // text["num_attention_heads"]
+    query_size, key_size = (
+        text["num_attention_heads"] * head_dim,
+        text.get("num_key_value_heads", text["num_attention_heads"]) * head_dim,
+    )
     yield from _layer_norms(prefix, hidden_size)
-    yield _matrix(f"{prefix}self_attn.q_proj", query_size, hidden_size)
-    yield _matrix(f"{prefix}self_attn.k_proj", key_size, hidden_size)
-    yield _matrix(f"{prefix}self_attn.v_proj", key_size, hidden_size)
-    yield _matrix(f"{prefix}self_attn.o_proj", hidden_size, query_size)
+    projection = biased if text.get("attention_bias") else unbiased
+    yield from projection(f"{prefix}self_attn.q_proj", (query_size, hidden_size))
+    yield from projection(f"{prefix}self_attn.k_proj", (key_size, hidden_size))
+    yield from projection(f"{prefix}self_attn.v_proj", (key_size, hidden_size))
+    yield from projection(f"{prefix}self_attn.o_proj", (hidden_size, query_size))
     yield from _ffn(f"{prefix}mlp", hidden_size, text["intermediate_size"])
 
 
@@ -74,7 +72,7 @@ def _kimi_layer(prefix: str, index: int, text: Mapping[str, Any]) -> Iterator[Ma
     if index < text["first_k_dense_replace"]:
         yield from _ffn(f"{prefix}mlp", hidden_size, text["intermediate_size"])
         return
-    yield _matrix(f"{prefix}mlp.gate", num_experts, hidden_size)
+    yield matrix(f"{prefix}mlp.gate", num_experts, hidden_size)
     yield MadeTensor(f"{prefix}mlp.gate.e_score_correction_bias", (num_experts,), _BIAS_SPREAD, exact=True)
     shared_size = text["n_shared_experts"] * text["moe_intermediate_size"]
     yield from _ffn(f"{prefix}mlp.shared_experts", hidden_size, shared_size)
@@ -84,31 +82,26 @@ def _kimi_layer(prefix: str, index: int, text: Mapping[str, Any]) -> Iterator[Ma
 
 def _latent_attention(prefix: str, text: Mapping[str, Any]) -> Iterator[MadeTensor]:
     hidden_size, heads = text["hidden_size"], text["num_attention_heads"]
-    rank, latent = text["q_lora_rank"], text["kv_lora_rank"]
+    rank, latent = text.get("q_lora_rank"), text["kv_lora_rank"]
     nope, rope, value = text["qk_nope_head_dim"], text["qk_rope_head_dim"], text["v_head_dim"]
-    yield _matrix(f"{prefix}q_a_proj", rank, hidden_size)
-    yield _norm(f"{prefix}q_a_layernorm", rank)
-    yield _matrix(f"{prefix}q_b_proj", heads * (nope + rope), rank)
-    yield _matrix(f"{prefix}kv_a_proj_with_mqa", latent + rope, hidden_size)
-    yield _norm(f"{prefix}kv_a_layernorm", latent)
-    yield _matrix(f"{prefix}kv_b_proj", heads * (nope + value), latent)
-    yield _matrix(f"{prefix}o_proj", hidden_size, heads * value)
+    if rank:
+        yield matrix(f"{prefix}q_a_proj", rank, hidden_size)
+        yield norm(f"{prefix}q_a_layernorm", rank)
+        yield matrix(f"{prefix}q_b_proj", heads * (nope + rope), rank)
+    else:
+        yield matrix(f"{prefix}q_proj", heads * (nope + rope), hidden_size)
+    yield matrix(f"{prefix}kv_a_proj_with_mqa", latent + rope, hidden_size)
+    yield norm(f"{prefix}kv_a_layernorm", latent)
+    yield matrix(f"{prefix}kv_b_proj", heads * (nope + value), latent)
+    yield matrix(f"{prefix}o_proj", hidden_size, heads * value)
 
 
 def _layer_norms(prefix: str, hidden_size: int) -> Iterator[MadeTensor]:
-    yield _norm(f"{prefix}input_layernorm", hidden_size)
-    yield _norm(f"{prefix}post_attention_layernorm", hidden_size)
+    yield norm(f"{prefix}input_layernorm", hidden_size)
+    yield norm(f"{prefix}post_attention_layernorm", hidden_size)
 
 
 def _ffn(prefix: str, hidden_size: int, inner_size: int) -> Iterator[MadeTensor]:
-    yield _matrix(f"{prefix}.gate_proj", inner_size, hidden_size)
-    yield _matrix(f"{prefix}.up_proj", inner_size, hidden_size)
-    yield _matrix(f"{prefix}.down_proj", hidden_size, inner_size)
-
-
-def _matrix(name: str, rows: int, columns: int) -> MadeTensor:
-    return MadeTensor(f"{name}.weight", (rows, columns), columns**-0.5)
-
-
-def _norm(name: str, size: int) -> MadeTensor:
-    return MadeTensor(f"{name}.weight", (size,), _NORM_SPREAD, mean=1.0)
+    yield matrix(f"{prefix}.gate_proj", inner_size, hidden_size)
+    yield matrix(f"{prefix}.up_proj", inner_size, hidden_size)
+    yield matrix(f"{prefix}.down_proj", hidden_size, inner_size)

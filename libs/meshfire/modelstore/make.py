@@ -9,18 +9,20 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from secrets import token_hex
 from typing import Any
 
 import torch
 from safetensors.torch import save_file
+from torch import Tensor
 
 from meshfire.errors import BadInput, UnknownModel
 from meshfire.modelstore.made_configs import MADE_CONFIGS, MadeConfig
+from meshfire.modelstore.made_formats import as_stored
 from meshfire.modelstore.made_tokenizer import END_TOKEN, TEXT_END_TOKEN, token_ids, write_tokenizer
-from meshfire.modelstore.made_weights import MadeTensor, parts
+from meshfire.modelstore.made_weights import parts
 
 
 def make_model(name: str, directory: Path, *, seed: int = 0) -> None:
@@ -48,16 +50,19 @@ def _write(made: MadeConfig, directory: Path, seed: int) -> None:
     _write_json(directory / "config.json", made.config)
     _write_json(directory / "generation_config.json", {"eos_token_id": [ids[END_TOKEN], ids[TEXT_END_TOKEN]]})
     write_tokenizer(directory, made.text["vocab_size"])
-    _write_weights(directory, parts(made), seed, getattr(torch, made.dtype))
+    _write_weights(directory, made, seed)
 
 
-def _write_weights(directory: Path, files: Sequence[Sequence[MadeTensor]], seed: int, dtype: torch.dtype) -> None:
+def _write_weights(directory: Path, made: MadeConfig, seed: int) -> None:
     """One file at a time is held in memory. Names of files as in sharded releases."""
+    files, dtype = parts(made), getattr(torch, made.dtype)
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for index, tensors in enumerate(files):
         file = f"model-{index + 1:05}-of-{len(files):06}.safetensors"
-        drawn = {tensor.name: tensor.draw(seed, dtype) for tensor in tensors}
+        drawn: dict[str, Tensor] = {}
+        for tensor in tensors:
+            drawn |= as_stored(tensor.name, tensor.draw(seed, dtype), made.form)
         save_file(drawn, directory / file, metadata={"format": "pt"})
         weight_map |= dict.fromkeys(drawn, file)
         total_bytes += sum(tensor.nbytes for tensor in drawn.values())

@@ -6,9 +6,10 @@ import logging
 from dataclasses import dataclass
 from pathlib import Path
 
+from meshfire.cache_dir import cache_dir
 from meshfire.errors import BadInput, CheckpointError, UnknownModel
 from meshfire.modelstore import install, manifest
-from meshfire.modelstore.cache import Cache, checked_name, default_root
+from meshfire.modelstore.cache import Cache, checked_name
 from meshfire.modelstore.progress import Progress, silent
 from meshfire.modelstore.source import Source, parse
 
@@ -42,7 +43,7 @@ def pull(
     same name waits for the first. Raises BadInput, UnknownModel, Unavailable, DataLoss or CheckpointError.
     """
     default_name, parsed = parse(spec) if source is None else (spec, source)
-    chosen, cache = checked_name(name or default_name), Cache(root or default_root())
+    chosen, cache = checked_name(name or default_name), Cache(root or cache_dir())
     with install.locked(cache, chosen, progress):
         present = install.installed(cache, chosen, deep=True, progress=progress)
         if present is None:
@@ -61,7 +62,7 @@ def pull(
 
 def list_models(*, root: Path | None = None) -> list[CachedModel]:
     """Every model of the cache, by name."""
-    cache = Cache(root or default_root())
+    cache = Cache(root or cache_dir())
     return [_look_at(name, cache.model(name)) for name in cache.names()]
 
 
@@ -85,7 +86,7 @@ def resolve(name_or_directory: str | Path, *, root: Path | None = None) -> Path:
 
 def remove(name: str, *, root: Path | None = None, progress: Progress = silent) -> None:
     """Delete a model, and what interrupted pulls of it left. Raises UnknownModel."""
-    cache = Cache(root or default_root())
+    cache = Cache(root or cache_dir())
     if not cache.models.is_dir():
         raise UnknownModel(f"no model {name!r} in the cache")
     with install.locked(cache, name, progress):

@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from meshfire.errors import MeshfireError, RankLost
+from meshfire.kernels.native import kernels
 from meshfire.kv.store import KvStore
 from meshfire.model import registry
 from meshfire.model.interface import CausalLM, KvGeometry
@@ -108,6 +109,8 @@ def main() -> None:
     logging.basicConfig(level=logging.INFO)
     torch.set_num_threads(spec.num_threads)
     torch.set_grad_enabled(False)
+    kernels().set_threads(spec.num_threads)
+    _log.info("rank %d, %s", spec.rank, kernels().describe())
     try:
         run(spec)
     except MeshfireError as error:

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from types import TracebackType
 from typing import ParamSpec, Self, TypeVar
 
+from meshfire.kernels.native import kernels
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
+_log = logging.getLogger(__name__)
+
 
 class ModelThread:
-    """Runs calls one after the other on one thread. `num_threads`: torch's threads per operator (process-wide)."""
+    """Runs calls one after the other on one thread. `num_threads`: threads per operator (process-wide)."""
 
     def __init__(self, name: str, num_threads: int = 1) -> None:
         self._executor = ThreadPoolExecutor(
@@ -41,3 +46,5 @@ def _set_threads(num_threads: int) -> None:
 
     torch.set_num_threads(num_threads)
     torch.set_grad_enabled(False)
+    kernels().set_threads(num_threads)
+    _log.info("%s", kernels().describe())

@@ -1,4 +1,4 @@
-"""Running sequences as one step of the model: rows, positions, slots and block tables.
+"""The parts of a step as the model wants them: rows, positions, slots and block tables.
 
 Owns the arithmetic from tokens to slots. Knows nothing of who runs or of the pool: every sequence already has a block
 for each of its tokens (`policy.Scheduler.grow`).
@@ -13,43 +13,50 @@ import torch
 from meshfire.errors import InternalError
 from meshfire.kv.hashing import num_blocks_for
 from meshfire.model.interface import ForwardBatch, SequenceSlice
-from meshfire.sched.sequence import Sequence as Running
+from meshfire.sched.parts import StepPart
 
 
-def forward_batch(sequences: Sequence[Running], block_tokens: int) -> ForwardBatch:
-    """One step over every token whose KV is not computed yet: [T] rows, sequence after sequence.
+def forward_batch(parts: Iterable[StepPart]) -> ForwardBatch:
+    """One step: [T] rows, part after part, of sequences with one new token and with many alike.
 
-    Raises InternalError for a sequence with nothing to compute or without a block for a token.
+    Raises InternalError for a part with nothing to compute or without a block for a token.
     """
     token_ids: list[int] = []
     positions: list[int] = []
     slots: list[int] = []
     slices: list[SequenceSlice] = []
-    for one in sequences:
-        _require_runnable(one, block_tokens)
-        start = len(token_ids)
-        new = range(one.num_computed_tokens, one.num_tokens)
-        token_ids += one.token_ids[new.start :]
-        positions += new
-        slots += _slots(one.block_table, new, block_tokens)
-        slices.append(SequenceSlice(start, len(token_ids), one.num_tokens, _block_table(one, block_tokens)))
+    for part in parts:
+        _require_runnable(part)
+        sequence, start, stop = part.sequence, len(token_ids), part.start + part.num_rows
+        block_tokens = sequence.chain.block_tokens
+        if stop - part.start == 1:  # most of them, and many in a step
+            token_ids.append(sequence.token_ids[part.start])
+            positions.append(part.start)
+            slots.append(_slot(sequence.block_table, part.start, block_tokens))
+        else:
+            token_ids += sequence.token_ids[part.start : part.stop]
+            token_ids += part.draft_ids
+            positions += range(part.start, stop)
+            slots += [_slot(sequence.block_table, position, block_tokens) for position in range(part.start, stop)]
+        # A reserved block past the context is not the model's business.
+        table = sequence.table(num_blocks_for(stop, block_tokens))
+        slices.append(SequenceSlice(start, len(token_ids), stop, table))
     return ForwardBatch(_int64(token_ids), _int64(positions), _int64(slots), tuple(slices))
 
 
-def _slots(block_table: Sequence[int], positions: Iterable[int], block_tokens: int) -> list[int]:
-    return [block_table[position // block_tokens] * block_tokens + position % block_tokens for position in positions]
+def _slot(block_table: Sequence[int], position: int, block_tokens: int) -> int:
+    block, offset = divmod(position, block_tokens)
+    return block_table[block] * block_tokens + offset
 
 
-def _block_table(sequence: Running, block_tokens: int) -> torch.Tensor:
-    """[ceil(context / P)]: a reserved block past the context is not the model's business."""
-    return _int64(sequence.block_table[: num_blocks_for(sequence.num_tokens, block_tokens)])
-
-
-def _require_runnable(sequence: Running, block_tokens: int) -> None:
-    if sequence.num_computed_tokens >= sequence.num_tokens:
-        raise InternalError(f"all {sequence.num_tokens} tokens of a sequence are computed: nothing to run")
-    if sequence.num_missing_blocks(block_tokens):
-        raise InternalError(f"{len(sequence.block_table)} KV blocks do not hold {sequence.num_tokens} tokens")
+def _require_runnable(part: StepPart) -> None:
+    if not 0 <= part.start < part.stop <= part.sequence.num_tokens:
+        raise InternalError(f"tokens {part.start} to {part.stop} of {part.sequence.num_tokens}: nothing to run")
+    if part.draft_ids and not part.is_last:
+        raise InternalError("a draft in the middle of a sequence")
+    stop = part.start + part.num_rows
+    if stop > len(part.sequence.block_table) * part.sequence.chain.block_tokens:
+        raise InternalError(f"{len(part.sequence.block_table)} KV blocks do not hold {stop} tokens")
 
 
 def _int64(values: Sequence[int]) -> torch.Tensor:

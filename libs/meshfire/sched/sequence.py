@@ -2,8 +2,10 @@
 
 Owns facts, not decisions: who is admitted or preempted is `policy`'s business, what a token means the engine's.
 
-    WAITING ──admit──▶ READING ──start──▶ RUNNING ──┐
-       └───────────────────┴──────────────────┴─────┴──remove──▶ ENDED (holds no block)
+    WAITING ──admit──▶ PREPARING ──arrived | compute──▶ RUNNING ──┐
+       ▲ │                 │                               │      ├──remove──▶ ENDED (holds no block)
+       │ └─────────────────┼───────────────────────────────┼──────┘
+       └─────────────────preempt───────────────────────────┘
 """
 
 from __future__ import annotations
@@ -11,15 +13,17 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from meshfire.kv.hashing import num_blocks_for
+import torch
+
+from meshfire.kv.hashing import HashChain, num_blocks_for
 
 
 class SequenceState(enum.Enum):
     """Where a sequence is."""
 
     WAITING = "waiting"  # holds nothing
-    READING = "reading"  # holds blocks; its KV is on the way
-    RUNNING = "running"  # part of every step
+    PREPARING = "preparing"  # holds blocks; its KV is on the way, or something else is
+    RUNNING = "running"  # part of the steps
     ENDED = "ended"
 
 
@@ -28,18 +32,25 @@ class Sequence:
     """Tokens and blocks of one request; compared by identity.
 
     `token_ids` are prompt and output; the KV of the first `num_computed_tokens` is in the blocks of `block_table`,
-    which are passed first to last. `block_hashes` name the blocks of the tokens that it came with, the last of them
-    maybe partial.
+    which are passed first to last. `chain` names its full blocks.
     """
 
     token_ids: list[int]
     num_prompt_tokens: int
-    block_hashes: tuple[bytes, ...] = ()
+    chain: HashChain
+    #: the KV of all its tokens comes from elsewhere, with the last one's hidden state; else it is computed here
+    kv_comes: bool = False
+    #: hidden states from this token on are wanted, which no cached KV can replace; None = only the last one's
+    wanted_from: int | None = None
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     #: leading blocks of block_table that were found in the pool when it was admitted: nobody needs to fill them
     num_held_blocks: int = 0
+    #: leading blocks of block_table that were offered to the pool under their names
+    num_published_blocks: int = 0
     state: SequenceState = SequenceState.WAITING
+    #: block_table as a tensor, made when a step needs it
+    _table: torch.Tensor | None = field(default=None, repr=False)
 
     @property
     def num_tokens(self) -> int:
@@ -57,14 +68,38 @@ class Sequence:
         return self.token_ids[self.num_prompt_tokens :]
 
     @property
+    def num_new_tokens(self) -> int:
+        """Tokens whose KV is not computed yet; 1 for a sequence in the middle of its output."""
+        return len(self.token_ids) - self.num_computed_tokens
+
+    @property
     def active(self) -> bool:
         """Whether it holds blocks."""
-        return self.state in (SequenceState.READING, SequenceState.RUNNING)
+        return self.state in (SequenceState.PREPARING, SequenceState.RUNNING)
+
+    @property
+    def num_reusable_tokens(self) -> int:
+        """Leading tokens whose KV may be another sequence's: what is left gives the hidden states that are wanted."""
+        if self.kv_comes:
+            return self.num_tokens
+        last = self.num_tokens - 1
+        return last if self.wanted_from is None else min(last, self.wanted_from)
+
+    def blocks_changed(self) -> None:
+        """Call after a block of block_table was replaced; one that was added is seen."""
+        self._table = None
+
+    def table(self, num_blocks: int) -> torch.Tensor:
+        """The first `num_blocks` of block_table: [num_blocks] int64. Made anew only when blocks came or went."""
+        if self._table is None or len(self._table) != len(self.block_table):
+            self._table = torch.tensor(self.block_table, dtype=torch.int64)
+        return self._table[:num_blocks]
 
     def append(self, token_id: int) -> None:
         """The next token of the output. Its KV is computed by the step after."""
         self.token_ids.append(token_id)
 
-    def num_missing_blocks(self, block_tokens: int) -> int:
-        """Blocks that its tokens need beyond those that it has."""
-        return max(0, num_blocks_for(self.num_tokens, block_tokens) - len(self.block_table))
+    def num_missing_blocks(self, num_more_tokens: int = 0) -> int:
+        """Blocks that its tokens, and so many after them, need beyond those that it has."""
+        needed = num_blocks_for(self.num_tokens + num_more_tokens, self.chain.block_tokens)
+        return max(0, needed - len(self.block_table))

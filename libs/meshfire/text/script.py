@@ -23,6 +23,8 @@ class Script:
 
     token_ids: tuple[int, ...]
     ends_with_eos: bool
+    #: the bytes to say, of a script that is one text: where a rule binds the output, its tokens are not known before
+    wants: bytes | None = None
 
 
 def parse(script_json: str, tokenizer: Tokenizer) -> Script:
@@ -37,7 +39,9 @@ def parse(script_json: str, tokenizer: Tokenizer) -> Script:
     unknown = sorted(set(content) - {"end", *_KINDS})
     if unknown:
         raise _bad(unknown[0], "is not known")
-    return Script(tuple(_KINDS[given[0]](content[given[0]], tokenizer)), _ENDS[end])
+    value = content[given[0]]
+    wants = without_surrogates(value).encode() if given == ["wants"] and isinstance(value, str) else None
+    return Script(tuple(_KINDS[given[0]](value, tokenizer)), _ENDS[end], wants)
 
 
 def _pieces(value: Any, tokenizer: Tokenizer) -> list[int]:

@@ -78,6 +78,8 @@ class TiktokenTokenizer:
 
     def encode_plain(self, text: str, *, at_start: bool = True) -> list[int]:
         """Token ids, none of them a control token; a prompt's start is like any other place here."""
+        if len(text) <= MAX_RUN_CHARS:  # nothing to cut, and the library mends surrogates itself
+            return self.library.encode_ordinary(text)
         clean = without_surrogates(text)
         return [one for part in parts(clean) for one in self.library.encode_ordinary(part)]
 
@@ -107,10 +109,23 @@ def parts(text: str) -> Iterator[str]:
 
 
 def _run_cuts(text: str) -> Iterator[int]:
-    if len(text) <= MAX_RUN_CHARS:
+    if not _has_long_run(text):
         return
     for run in _RUN.finditer(text):
         yield from range(run.start() + MAX_RUN_CHARS, run.end(), MAX_RUN_CHARS)
+
+
+def _has_long_run(text: str) -> bool:
+    """A run that is too long covers a multiple of the limit, so only the runs around those are measured."""
+    for place in range(0, len(text), MAX_RUN_CHARS):
+        right = _RUN.match(text, place)
+        assert right is not None, "every character begins a run"
+        is_space, left = text[place].isspace(), place
+        while left and text[left - 1].isspace() == is_space and right.end() - left <= MAX_RUN_CHARS:
+            left -= 1
+        if right.end() - left > MAX_RUN_CHARS:
+            return True
+    return False
 
 
 def _special_tokens(directory: Path, start: int) -> Iterator[SpecialToken]:

@@ -70,4 +70,10 @@ def _loaders() -> tuple[tuple[str, Callable[[Path], Tokenizer]], ...]:
 
 def without_surrogates(text: str) -> str:
     """The text with U+FFFD for lone surrogates, which JSON can carry and no encoding can."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        pass
+    else:
+        return text
     return text.encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace")

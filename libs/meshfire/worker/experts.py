@@ -16,9 +16,10 @@ from meshfire.api.expert_shard.v1 import expert_shard_service_pb2 as pb
 from meshfire.discovery.base import Registry
 from meshfire.model.interface import ExpertLayout
 from meshfire.worker.faults import HopFault
-from meshfire.worker.hop import Hop, HopStats, PendingHops, Step
+from meshfire.worker.hop import Hop, HopStats, Step
+from meshfire.worker.hop_dispatch import Dispatch
 from meshfire.worker.hop_flow import HopFlow
-from meshfire.worker.hop_link import Channels, ShardIdentity
+from meshfire.worker.hop_link import Caller, Channels, HopTransport, ShardIdentity
 from meshfire.worker.hop_peers import ShardPeers
 
 #: a live shard that answers nothing for this long counts as frozen, and replicas take over
@@ -38,7 +39,7 @@ class ExpertSession:
         self._traceparents = tuple(traceparents)
         self._fault = fault
 
-    def dispatch(self, layer: int, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> PendingHops:
+    def dispatch(self, layer: int, hidden: Tensor, topk_ids: Tensor, topk_weights: Tensor) -> Dispatch:
         """Start the experts of one layer and return at once.
 
         `hidden` [T, H] float32 or bfloat16, `topk_ids` [T, K] (-1 = none), `topk_weights` [T, K] float32; all are left
@@ -74,14 +75,14 @@ class ExpertMesh:
         layout: ExpertLayout,
         registry: Registry,
         channels: Channels,
-        caller_id: str,
+        caller: Caller,
         stall_s: float,
         mismatch_patience_s: float,
     ) -> None:
         self._layout = layout
         self._mismatch_patience_s = mismatch_patience_s
         self._loop = asyncio.get_running_loop()
-        self._peers = ShardPeers(identity, layout, registry, channels, self, caller_id)
+        self._peers = ShardPeers(identity, layout, registry, channels, self, caller)
         self._flow = HopFlow(self._peers, self._loop, stall_s=stall_s)
 
     @classmethod
@@ -95,12 +96,14 @@ class ExpertMesh:
         channels: Channels,
         caller_id: str,
         *,
+        transport: HopTransport = "auto",
         stall_s: float = STALL_S,
         mismatch_patience_s: float = MISMATCH_PATIENCE_S,
     ) -> AsyncIterator[ExpertMesh]:
         """Connect for the length of a block. Hops that wait when it ends fail with ShardUnavailable."""
         identity = ShardIdentity(model, model_revision, layout.hidden_size)
-        mesh = cls(identity, layout, registry, channels, caller_id, stall_s, mismatch_patience_s)
+        caller = Caller(caller_id, transport)
+        mesh = cls(identity, layout, registry, channels, caller, stall_s, mismatch_patience_s)
         failure: Exception | None = None
         async with asyncio.TaskGroup() as group:
             tasks = mesh._start(group)

@@ -1,26 +1,22 @@
-"""A dispatch under way: its hops, their answers, and what they cost.
+"""One layer's rows at one shard, and what a dispatch of them costs.
 
-Owns the meeting of two threads: the model thread makes a `PendingHops` and waits on it, the event loop feeds it.
-Does not know streams, shards' addresses or retries: a hop that is lost is replaced through `replace`.
+Owns the values that the other hop_* files share, and `PendingHops`: hops in the care of the event loop, for which the
+model thread waits. Does not know streams, lanes, shards' addresses or retries.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, MutableMapping, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as WaitTimeout
 from dataclasses import dataclass, field
 
 from torch import Tensor
 
-from meshfire.api.common.v1 import tensor_pb2
 from meshfire.api.expert_shard.v1 import expert_shard_service_pb2 as pb
-from meshfire.dispatch.combine import Partial, combine
 from meshfire.errors import MeshfireError
-from meshfire.rpc import tensors
-
-_FIXED = (tensor_pb2.DATA_TYPE_FIXED40,)
+from meshfire.rpc.lane_frame import Frame
 
 
 @dataclass
@@ -58,15 +54,21 @@ class Step:
 class Hop:
     """Rows of one dispatch at one shard."""
 
-    pending: PendingHops
+    hop_id: int
+    step: Step
     shard_id: str
+    #: of the placement that the rows were routed by
+    epoch: int
     #: [n] rows of the dispatch; None = all
     rows: Tensor | None
     #: [n, K]; -1 where the expert is another shard's
     topk_ids: Tensor
-    request: pb.ForwardRequest
+    #: still to be told
+    fault: str
     started_ns: int
-    response: pb.ForwardResponse | None = None
+    #: while the event loop cares for it
+    pending: PendingHops | None = None
+    answer: pb.ForwardResponse | Frame | None = None
     wait_ns: int = 0
 
     @property
@@ -77,36 +79,31 @@ class Hop:
 
 @dataclass(eq=False)
 class PendingHops:
-    """One dispatch: complete when every hop has an answer. Implements `PendingExperts`.
+    """Hops of one dispatch, on the event loop: complete when every one has an answer.
 
     `done`, `waiting` and `answered` belong to the event loop until `done` is set.
     """
 
     step: Step
-    stats: MutableMapping[str, HopStats]
     #: called on the model thread when the deadline passes first: says why, and has the hops forgotten
     give_up: Callable[[PendingHops], MeshfireError]
     done: Future[None] = field(default_factory=Future)
     waiting: set[Hop] = field(default_factory=set)
     answered: list[Hop] = field(default_factory=list)
 
-    def result(self) -> Tensor:
-        """Wait for all hops and add them up: [T, H] float32. Call once, on the thread that dispatched.
-
-        Raises ShardUnavailable, DeadlineExceeded, or what a shard said of this step.
-        """
+    def wait(self) -> list[Hop]:
+        """Wait for all hops; model thread. Raises ShardUnavailable, DeadlineExceeded, or what a shard said."""
         try:
-            self.done.result(self.step.deadline - time.monotonic())
+            self.done.result(max(0.0, self.step.deadline - time.monotonic()))
         except WaitTimeout:
             raise self.give_up(self) from None
-        num_tokens, hidden_size = self.step.hidden.shape
-        return combine([self._take(hop) for hop in self.answered], num_tokens, hidden_size)
+        return self.answered
 
     def answer(self, hop: Hop, response: pb.ForwardResponse) -> None:
         """Note a good answer. A hop that was replaced or given up is ignored."""
         if hop not in self.waiting:
             return
-        hop.response = response
+        hop.answer = response
         hop.wait_ns = time.perf_counter_ns() - hop.started_ns
         self.waiting.remove(hop)
         self.answered.append(hop)
@@ -130,18 +127,3 @@ class PendingHops:
             self.done.set_result(None)
         else:
             self.done.set_exception(error)
-
-    def _take(self, hop: Hop) -> Partial:
-        response = hop.response
-        assert response is not None
-        shape = (hop.num_tokens, self.step.hidden.shape[1])
-        values = tensors.decode(response.output, field="output", dtypes=_FIXED, shape=shape)
-        stats = self.stats.setdefault(hop.shard_id, HopStats())
-        stats.hops += 1
-        stats.tokens += hop.num_tokens
-        stats.bytes_out += len(hop.request.hidden.data)
-        stats.bytes_in += len(response.output.data)
-        stats.wait_ns += hop.wait_ns
-        stats.queue_ns += response.queue_ns
-        stats.compute_ns += response.compute_ns
-        return Partial(hop.rows, values)

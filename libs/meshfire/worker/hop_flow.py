@@ -3,8 +3,9 @@
 Owns making hops of a step, retrying what a shard refuses for now, moving what a lost or silent shard holds to
 replicas, and giving up at the deadline. Knows links and the placement in force only through `ShardPeers`.
 
-Threads: `dispatch` and what it calls run on the model thread and touch nothing that the loop changes in place; one
-`call_soon_threadsafe` per dispatch hands all its hops over. Everything else runs on the loop.
+Threads: `dispatch` and what it calls run on the model thread and touch nothing that the loop changes in place. Hops go
+out on lanes from there; those that have none, or that a lane failed, are handed over by `take_on`, with one
+`call_soon_threadsafe`. Everything else runs on the loop.
 """
 
 from __future__ import annotations
@@ -15,18 +16,17 @@ import logging
 import time
 from collections.abc import Iterator, MutableMapping, Sequence
 
-import torch
 from torch import Tensor
 
-from meshfire.api.common.v1 import tensor_pb2
 from meshfire.api.expert_shard.v1 import expert_shard_service_pb2 as pb
-from meshfire.dispatch.plan import ShardPart, ShardPlanner
+from meshfire.dispatch.plan import ShardPlanner
 from meshfire.errors import DeadlineExceeded, MeshfireError, ShardUnavailable, StaleEpoch
-from meshfire.rpc import tensors
-from meshfire.rpc.status import from_reason
 from meshfire.worker.hop import Hop, HopStats, PendingHops, Step
+from meshfire.worker.hop_dispatch import Dispatch
+from meshfire.worker.hop_lane import HopLane
 from meshfire.worker.hop_link import ShardLink
 from meshfire.worker.hop_peers import ShardPeers
+from meshfire.worker.hop_wire import error_in, pieces
 
 log = logging.getLogger(__name__)
 
@@ -42,8 +42,9 @@ class HopFlow:
 
     def __init__(self, peers: ShardPeers, loop: asyncio.AbstractEventLoop, *, stall_s: float) -> None:
         self._peers = peers
+        #: a live shard that answers nothing for so long counts as frozen
+        self.stall_s = stall_s
         self._loop = loop
-        self._stall_s = stall_s
         self._hop_ids = itertools.count(1)
         self._refused: list[Hop] = []
         self._wake = asyncio.Event()
@@ -51,23 +52,53 @@ class HopFlow:
 
     # --- model thread -------------------------------------------------------------------------------------------------
 
-    def dispatch(self, step: Step, stats: MutableMapping[str, HopStats]) -> PendingHops:
+    def dispatch(self, step: Step, stats: MutableMapping[str, HopStats]) -> Dispatch:
         """Send one layer's rows to their shards. Raises ShardUnavailable without a placement, UnknownExpert."""
         planner = self._peers.planner
         if planner is None or self._closed:
             raise ShardUnavailable("no placement is in force: wait for ready()")
-        pending = PendingHops(step, stats, self._give_up)
-        hops = list(self._hops(pending, None, step.topk_ids, planner, self._peers.load(), step.fault))
-        if hops:
-            pending.waiting.update(hops)
-            self._loop.call_soon_threadsafe(self._submit_all, pending, hops)
-        else:
-            pending.done.set_result(None)
+        dispatch = Dispatch(step, stats, self)
+        far = []
+        for hop in self._hops(step, None, step.topk_ids, planner, self._peers.load(), step.fault):
+            lane = self._peers.lane(hop.shard_id)
+            if lane is None:
+                far.append(hop)
+            else:
+                dispatch.near.append((lane, hop))
+                lane.send(hop)
+                hop.fault = ""  # told
+        if far:
+            dispatch.far.append(self.take_on(step, far))
+        return dispatch
+
+    def take_on(self, step: Step, hops: Sequence[Hop], *, refused: bool = False) -> PendingHops:
+        """Hand hops over to the event loop. Raises ShardUnavailable once the mesh is closed."""
+        if self._closed:
+            raise ShardUnavailable("the expert mesh was closed")
+        pending = PendingHops(step, self._give_up, waiting=set(hops))
+        for hop in hops:
+            hop.pending = pending
+        self._loop.call_soon_threadsafe(self._retry_later if refused else self._submit_all, pending, hops)
         return pending
+
+    def silent(self, lane: HopLane) -> None:
+        """A lane's shard counts as frozen until it answers."""
+        self._loop.call_soon_threadsafe(self._stall, lane)
+
+    def abandon(self, pending: PendingHops) -> None:
+        """Nobody waits for these any more."""
+        self._loop.call_soon_threadsafe(self._forget, pending)
+
+    def late(self, owing: Sequence[str], layer: int) -> MeshfireError:
+        """The deadline's error, which names the shards that still owe an answer."""
+        away = [shard_id for shard_id in owing if not self._peers.is_live(shard_id)]
+        if away:
+            return ShardUnavailable(f"layer {layer}: shards {away} were away until the deadline", field="deadline")
+        return DeadlineExceeded(f"layer {layer}: the deadline passed before shards {list(owing)} answered")
 
     def _hops(
         self,
-        pending: PendingHops,
+        step: Step,
         base: Tensor | None,
         topk_ids: Tensor,
         planner: ShardPlanner,
@@ -75,33 +106,16 @@ class HopFlow:
         fault: str = "",
     ) -> Iterator[Hop]:
         """Hops for `topk_ids` [n, K], the rows `base` [n] of the step (None = all of it)."""
-        encoder = _Encoder(pending.step)
-        max_rows = max(1, MAX_ANSWER_BYTES // (_FIXED_ITEM_BYTES * pending.step.hidden.shape[1]))
-        for part in planner.plan(topk_ids, pending.step.layer, load):
-            for rows, ids in _pieces(part, base, max_rows):
-                request = pb.ForwardRequest(
-                    hop_id=next(self._hop_ids),
-                    layer=pending.step.layer,
-                    placement_epoch=planner.shard_map.epoch,
-                    hidden=encoder.hidden(rows),
-                    topk_ids=tensors.encode(ids),
-                    topk_weights=encoder.weights(rows),
-                    traceparents=pending.step.traceparents,
-                    fault=fault,
-                )
-                yield Hop(pending, part.shard_id, rows, ids, request, time.perf_counter_ns())
+        max_rows = max(1, MAX_ANSWER_BYTES // (_FIXED_ITEM_BYTES * step.hidden.shape[1]))
+        epoch = planner.shard_map.epoch
+        for part in planner.plan(topk_ids, step.layer, load):
+            for rows, ids in pieces(part, base, max_rows):
+                yield Hop(next(self._hop_ids), step, part.shard_id, epoch, rows, ids, fault, time.perf_counter_ns())
 
     def _give_up(self, pending: PendingHops) -> MeshfireError:
-        """The deadline's error, which names the shards that still owe an answer."""
         owing = sorted({hop.shard_id for hop in tuple(pending.waiting)})
-        self._loop.call_soon_threadsafe(self._forget, pending)
-        return self._late(owing, pending.step.layer)
-
-    def _late(self, owing: Sequence[str], layer: int) -> MeshfireError:
-        away = [shard_id for shard_id in owing if not self._peers.is_live(shard_id)]
-        if away:
-            return ShardUnavailable(f"layer {layer}: shards {away} were away until the deadline", field="deadline")
-        return DeadlineExceeded(f"layer {layer}: the deadline passed before shards {list(owing)} answered")
+        self.abandon(pending)
+        return self.late(owing, pending.step.layer)
 
     # --- event loop ---------------------------------------------------------------------------------------------------
 
@@ -111,17 +125,16 @@ class HopFlow:
 
     def on_answer(self, hop: Hop, response: pb.ForwardResponse) -> None:
         """Pass a result on; retry a refusal that can pass; fail the dispatch for any other."""
-        if response.WhichOneof("result") == "output":
-            hop.pending.answer(hop, response)
-            return
-        said = response.error
-        error = from_reason(said.reason, said.message, dict(said.metadata), retryable=False)
-        if error.retryable or isinstance(error, StaleEpoch):
+        error = error_in(response)
+        pending = _pending_of(hop)
+        if error is None:
+            pending.answer(hop, response)
+        elif error.retryable or isinstance(error, StaleEpoch):
             log.info("shard %s refuses hop %d for now: %s", hop.shard_id, response.hop_id, error)
             self._refused.append(hop)
             self._wake.set()
         else:
-            self._fail(hop.pending, error)
+            self._fail(pending, error)
 
     async def run(self) -> None:
         """Keep hops moving; ends only by cancellation, and then fails what still waits."""
@@ -154,6 +167,20 @@ class HopFlow:
         except MeshfireError as error:
             self._fail(pending, error)
 
+    def _retry_later(self, pending: PendingHops, hops: Sequence[Hop]) -> None:
+        if self._closed:
+            self._fail(pending, ShardUnavailable("the expert mesh was closed"))
+            return
+        self._refused += hops
+        self._wake.set()
+
+    def _stall(self, lane: HopLane) -> None:
+        link = self._peers.link(lane.shard_id)
+        if link.lane is lane:
+            log.warning("shard %s has not answered on its lane for %.1f s", link.shard_id, self.stall_s)
+            link.stalled = True
+            self._wake.set()
+
     def _retry_refused(self) -> None:
         refused, self._refused = self._refused, []
         for hop in refused:
@@ -163,7 +190,7 @@ class HopFlow:
 
     def _look_after(self, link: ShardLink) -> None:
         """Move on what an absent or silent shard holds, and end what is late."""
-        if link.quiet_s > self._stall_s and not link.stalled:
+        if link.quiet_s > self.stall_s and not link.stalled:
             log.warning("shard %s has not answered for %.1f s", link.shard_id, link.quiet_s)
             link.stalled = True
         if link.stalled and link.left_behind:
@@ -184,18 +211,23 @@ class HopFlow:
     def _replan(self, hop: Hop) -> list[Hop]:
         planner = self._peers.planner
         assert planner is not None, "a hop exists, so a placement was in force"
-        return list(self._hops(hop.pending, hop.rows, hop.topk_ids, planner, self._peers.load()))
+        others = list(self._hops(hop.step, hop.rows, hop.topk_ids, planner, self._peers.load()))
+        for other in others:
+            other.pending = hop.pending
+        return others
 
     def _replace(self, hop: Hop, others: Sequence[Hop]) -> None:
-        hop.pending.replace(hop, others)
-        self._submit_all(hop.pending, others)
+        pending = _pending_of(hop)
+        pending.replace(hop, others)
+        self._submit_all(pending, others)
 
     def _is_over(self, hop: Hop) -> bool:
         """Whether nobody waits for the hop any more; a deadline that has passed ends it here."""
-        if time.monotonic() >= hop.pending.step.deadline:
-            owing = sorted({one.shard_id for one in hop.pending.waiting})
-            self._fail(hop.pending, self._late(owing, hop.pending.step.layer))
-        return hop not in hop.pending.waiting
+        pending = _pending_of(hop)
+        if time.monotonic() >= hop.step.deadline:
+            owing = sorted({one.shard_id for one in pending.waiting})
+            self._fail(pending, self.late(owing, hop.step.layer))
+        return hop not in pending.waiting
 
     def _fail(self, pending: PendingHops, error: MeshfireError) -> None:
         self._withdraw(pending)
@@ -216,36 +248,9 @@ class HopFlow:
         error = ShardUnavailable("the expert mesh was closed")
         waiting = [hop for link in self._peers.links for hop in link.waiting]
         for hop in (*waiting, *self._refused):
-            self._fail(hop.pending, error)
+            self._fail(_pending_of(hop), error)
 
 
-class _Encoder:
-    """A step's tensors as messages; the whole step is encoded once, however many shards get it."""
-
-    def __init__(self, step: Step) -> None:
-        self._step = step
-        self._whole: tuple[tensor_pb2.Tensor, tensor_pb2.Tensor] | None = None
-
-    def hidden(self, rows: Tensor | None) -> tensor_pb2.Tensor:
-        return self._all()[0] if rows is None else tensors.encode(self._step.hidden[rows])
-
-    def weights(self, rows: Tensor | None) -> tensor_pb2.Tensor:
-        return self._all()[1] if rows is None else tensors.encode(self._step.topk_weights[rows])
-
-    def _all(self) -> tuple[tensor_pb2.Tensor, tensor_pb2.Tensor]:
-        if self._whole is None:
-            self._whole = (tensors.encode(self._step.hidden), tensors.encode(self._step.topk_weights))
-        return self._whole
-
-
-def _pieces(part: ShardPart, base: Tensor | None, max_rows: int) -> Iterator[tuple[Tensor | None, Tensor]]:
-    """(rows of the step, expert ids) of a part, at most `max_rows` at a time."""
-    num_rows = len(part.topk_ids)
-    rows = part.rows if base is None else base if part.rows is None else base[part.rows]
-    if num_rows <= max_rows:
-        yield rows, part.topk_ids
-        return
-    rows = torch.arange(num_rows) if rows is None else rows
-    for start in range(0, num_rows, max_rows):
-        stop = start + max_rows
-        yield rows[start:stop], part.topk_ids[start:stop]
+def _pending_of(hop: Hop) -> PendingHops:
+    assert hop.pending is not None, "the event loop gets only hops that it takes on"
+    return hop.pending

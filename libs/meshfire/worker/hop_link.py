@@ -1,8 +1,9 @@
 """One held stream to one expert shard.
 
 Owns connecting, the check that the shard is the one meant, sending, matching answers to hops, and reconnecting: hops
-without an answer are sent again on the next stream, which is safe because Forward is pure. Does not know other shards
-or placements: who should rather be asked than a shard that is away, its `LinkOwner` decides. Event loop only.
+without an answer are sent again on the next stream, which is safe because Forward is pure. Opens the lane beside the
+stream, and ends it with the stream. Does not know other shards or placements: who should rather be asked than a shard
+that is away, its `LinkOwner` decides. Event loop only.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias
 
 import grpc.aio
 
@@ -23,9 +24,13 @@ from meshfire.errors import MeshfireError, ModelMismatch, QueueFull, ShardUnavai
 from meshfire.rpc import streams
 from meshfire.rpc.status import from_rpc_error
 from meshfire.worker.hop import Hop
+from meshfire.worker.hop_lane import HopLane
+from meshfire.worker.hop_wire import request_of
 
 log = logging.getLogger(__name__)
 
+#: auto = a lane where the shard is on this machine, else gRPC; local = only shards with a lane; grpc = no lanes
+HopTransport: TypeAlias = Literal["auto", "grpc", "local"]
 ForwardCall: TypeAlias = "grpc.aio.StreamStreamCall[pb.ForwardRequest, pb.ForwardResponse]"
 
 CALLER_METADATA = "x-meshfire-caller"
@@ -63,13 +68,24 @@ class ShardIdentity:
     hidden_size: int
 
 
+@dataclass(frozen=True)
+class Caller:
+    """Who asks, and how."""
+
+    #: names its spans at the shards
+    caller_id: str
+    transport: HopTransport = "auto"
+
+
 class ShardLink:
     """The way to one shard id. `run()` lives in the owner's TaskGroup."""
 
     def __init__(
-        self, shard_id: str, identity: ShardIdentity, channels: Channels, owner: LinkOwner, caller_id: str
+        self, shard_id: str, identity: ShardIdentity, channels: Channels, owner: LinkOwner, caller: Caller
     ) -> None:
         self.shard_id = shard_id
+        #: the faster way, if there is one; replaced, and read by the model thread
+        self.lane: HopLane | None = None
         #: a checked stream is up
         self.live = False
         #: hops under way get no answer; set by the owner, cleared by the next answer
@@ -83,7 +99,8 @@ class ShardLink:
         self._identity = identity
         self._channels = channels
         self._owner = owner
-        self._caller_id = caller_id
+        self._caller = caller
+        self._local_socket = ""
         self._addresses: tuple[str, ...] = ()
         self._address = ""
         self._addressed = asyncio.Event()
@@ -120,18 +137,20 @@ class ShardLink:
             raise QueueFull(f"{MAX_WAITING_HOPS} hops wait for shard {self.shard_id}")
         if not self._waiting:
             self._quiet_since = time.monotonic()
-        self._waiting[hop.request.hop_id] = hop
+        self._waiting[hop.hop_id] = hop
         self.num_rows += hop.num_tokens
         if self.live:
-            self._post(hop.request)
+            self._post(request_of(hop))
 
     def withdraw(self, hop: Hop) -> None:
         """Forget a hop; its answer, if one comes, is dropped."""
-        if self._waiting.pop(hop.request.hop_id, None) is not None:
+        if self._waiting.pop(hop.hop_id, None) is not None:
             self.num_rows -= hop.num_tokens
 
     def finish(self, traceparents: Sequence[str]) -> None:
         """Tell the shard that these traces end here. Without a stream, or on a stuck one, its own clock ends them."""
+        if self.lane is not None:
+            self.lane.finish(traceparents)
         if self.live and len(self._outbox) < MAX_WAITING_HOPS:
             self._post(pb.ForwardRequest(finished_traceparents=traceparents))
 
@@ -146,6 +165,7 @@ class ShardLink:
         answer = await stub.DescribeShard(pb.DescribeShardRequest(), timeout=DESCRIBE_TIMEOUT_S)
         self._check(answer)
         self.epochs = frozenset(answer.placement_epochs)
+        self._local_socket = answer.local_socket
 
     async def run(self) -> None:
         """Keep a stream; ends only by cancellation."""
@@ -179,7 +199,7 @@ class ShardLink:
 
     async def _open(self) -> None:
         stub = rpc.ExpertShardServiceStub(self._channels.get(self._address))
-        self._call = stub.Forward(None, metadata=((CALLER_METADATA, self._caller_id),))
+        self._call = stub.Forward(None, metadata=((CALLER_METADATA, self._caller.caller_id),))
         try:
             async with asyncio.timeout(OPEN_TIMEOUT_S):
                 await self._call.wait_for_connection()  # the shard sends metadata at once
@@ -187,15 +207,31 @@ class ShardLink:
             raise from_rpc_error(error) from None
         except TimeoutError:
             raise ShardUnavailable(f"shard {self.shard_id} at {self._address} does not open a stream") from None
+        self._open_lane()
         self.live, self.stalled, self._quiet_since = True, False, time.monotonic()
         self._outbox.clear()
         for hop in self._waiting.values():
-            hop.request.ClearField("fault")  # told once: a shard that comes back must be able to answer
-            self._post(hop.request)
-        log.info("shard %s: stream to %s, %d hops to send", self.shard_id, self._address, len(self._waiting))
+            hop.fault = ""  # told once: a shard that comes back must be able to answer
+            self._post(request_of(hop))
+        way = "lane and stream" if self.lane is not None else "stream"
+        log.info("shard %s: %s to %s, %d hops to send", self.shard_id, way, self._address, len(self._waiting))
         self._owner.on_link_change()
 
+    def _open_lane(self) -> None:
+        """Raises ShardUnavailable if there can be none and the transport must be local."""
+        self.lane = None
+        if self._caller.transport == "grpc":
+            return
+        try:
+            self.lane = HopLane.open(self.shard_id, self._local_socket, self._caller.caller_id)
+        except ShardUnavailable as error:
+            if self._caller.transport == "local":
+                raise ShardUnavailable(f"shard {self.shard_id} is not usable by hop_transport local: {error}") from None
+
     def _close(self) -> None:
+        if self.lane is not None:
+            self.lane.shut()
+            self.lane = None
         if self._call is not None:
             self._call.cancel()
             self._call = None
@@ -235,6 +271,8 @@ class ShardLink:
 
     def _receive(self, response: pb.ForwardResponse) -> None:
         self.stalled, self._quiet_since = False, time.monotonic()
+        if self.lane is not None and self.lane.broken:  # the shard is well: it answers here
+            self._open_lane()
         hop = self._waiting.get(response.hop_id)
         if hop is not None:
             self.withdraw(hop)

@@ -17,7 +17,8 @@ from meshfire.dispatch.plan import ShardPlanner
 from meshfire.errors import InvalidPlacement, MeshfireError, ModelMismatch, ShardUnavailable
 from meshfire.model.interface import ExpertLayout
 from meshfire.placement.shard_map import ShardMap, placement_key
-from meshfire.worker.hop_link import Channels, LinkOwner, ShardIdentity, ShardLink
+from meshfire.worker.hop_lane import HopLane
+from meshfire.worker.hop_link import Caller, Channels, LinkOwner, ShardIdentity, ShardLink
 
 log = logging.getLogger(__name__)
 
@@ -36,7 +37,7 @@ class ShardPeers:
         registry: Registry,
         channels: Channels,
         owner: LinkOwner,
-        caller_id: str,
+        caller: Caller,
     ) -> None:
         #: None until the first placement is in force
         self.planner: ShardPlanner | None = None
@@ -45,7 +46,7 @@ class ShardPeers:
         self._registry = registry
         self._channels = channels
         self._owner = owner
-        self._caller_id = caller_id
+        self._caller = caller
         self._group: asyncio.TaskGroup | None = None
         self._runs: dict[str, asyncio.Task[None]] = {}
         self._links: Mapping[str, ShardLink] = {}  # replaced, never changed: the model thread iterates over it
@@ -74,7 +75,14 @@ class ShardPeers:
 
     def load(self) -> dict[str, int]:
         """Rows under way at every live shard. Any thread."""
-        return {shard_id: link.num_rows for shard_id, link in self._links.items() if link.live and not link.stalled}
+        live = {shard_id: link for shard_id, link in self._links.items() if link.live and not link.stalled}
+        return {shard_id: link.num_rows + _rows_on(link.lane) for shard_id, link in live.items()}
+
+    def lane(self, shard_id: str) -> HopLane | None:
+        """The lane to a shard, if hops may take it now. Any thread."""
+        link = self._links.get(shard_id)
+        lane = link.lane if link is not None and not link.stalled else None
+        return None if lane is None or lane.broken else lane
 
     def notice(self) -> None:
         """A link has changed: perhaps the next placement can come into force now."""
@@ -185,7 +193,7 @@ class ShardPeers:
         links = dict(self._links)
         for shard_id in shard_ids:
             if shard_id not in links:
-                link = ShardLink(shard_id, self._identity, self._channels, self._owner, self._caller_id)
+                link = ShardLink(shard_id, self._identity, self._channels, self._owner, self._caller)
                 link.offer(self._addresses.get(shard_id, ()))
                 links[shard_id] = link
                 self._runs[shard_id] = self._group.create_task(link.run(), name=f"hop-link {shard_id}")
@@ -218,6 +226,10 @@ def _addresses(instances: Sequence[Instance], model: str) -> dict[str, tuple[str
         if shard_id and instance.metadata.get("model") == model:
             found[shard_id] = (*found.get(shard_id, ()), instance.address)
     return found
+
+
+def _rows_on(lane: HopLane | None) -> int:
+    return lane.num_rows if lane is not None else 0
 
 
 async def _happens(event: asyncio.Event, limit_s: float) -> bool:

@@ -15,6 +15,7 @@ from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.kv.store import KvStore
 from meshfire.model import registry as models
 from meshfire.model.experts import LocalExperts as InProcessExperts
+from meshfire.model.halves import overlapped
 from meshfire.model.interface import CausalLM, KvGeometry
 from meshfire.parallel.ranks import ModelOptions, open_ranks
 from meshfire.rpc import geometry as geometry_codec
@@ -71,7 +72,9 @@ async def model_worker(name: str, settings: ModelWorkerSettings, mesh: Mesh) -> 
     async with AsyncExitStack() as stack:
         thread = ModelThread(f"{name}-model", settings.num_threads)
         stack.push_async_callback(asyncio.to_thread, thread.close)
-        facts = await thread.run(models.describe, settings.model_dir, dense_slices=settings.dense_slices)
+        facts = await thread.run(
+            models.describe, settings.model_dir, dense_slices=settings.dense_slices, compute=settings.compute
+        )
         model, store = await stack.enter_async_context(_model(settings, mesh, facts, thread))
         experts = await stack.enter_async_context(_experts(settings, mesh, facts, worker_id))
         yield ModelWorker(worker_id, settings, mesh, facts, model, store, thread, experts)
@@ -90,6 +93,8 @@ async def _model(
             block_tokens=settings.block_tokens,
             compute=settings.compute,
         )
+        if settings.experts == "mesh":  # experts in this process leave nothing to wait for
+            model = overlapped(model, settings.overlap_from)
         yield model, KvStore(model.geometry, settings.blocks_of(model.geometry))
         return
     columns = models.kv_columns(settings.model_dir)
@@ -121,7 +126,13 @@ async def _experts(
         yield LocalExperts(InProcessExperts(source))
         return
     async with ExpertMesh.open(
-        settings.model, facts.revision, facts.experts, mesh.registry, mesh.channels, worker_id
+        settings.model,
+        facts.revision,
+        facts.experts,
+        mesh.registry,
+        mesh.channels,
+        worker_id,
+        transport=settings.hop_transport,
     ) as experts:
         await experts.ready()
         yield experts

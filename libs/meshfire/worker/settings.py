@@ -10,6 +10,7 @@ from pydantic import Field
 from meshfire.model.compute.names import ComputeName
 from meshfire.model.interface import KvGeometry
 from meshfire.runtime.settings import ServiceSettings
+from meshfire.worker.hop_link import HopTransport
 
 
 class ModelWorkerSettings(ServiceSettings):
@@ -23,6 +24,12 @@ class ModelWorkerSettings(ServiceSettings):
     dense_slices: int = Field(default=0, ge=0)
     #: Where experts are computed: in this process, or on the mesh's expert shards.
     experts: Literal["local", "mesh"] = "mesh"
+    #: How hops reach shards: auto = over a local socket where the shard is on this machine, else gRPC; grpc = never
+    #: over a local socket; local = a shard that cannot be reached over one is not used (ADR 11).
+    hop_transport: HopTransport = "auto"
+    #: Rows from which a step is cut in two, so that one half's attention runs under the other's experts; 0 = never.
+    #: A worker of several ranks never cuts.
+    overlap_from: int = Field(default=384, ge=0)
     #: Tokens in one KV block. Same in the whole mesh.
     block_tokens: int = Field(default=16, ge=1, le=1024)
     #: KV blocks; 0 = as many as fit kv_cache_bytes.

@@ -14,6 +14,7 @@ from pydantic_core import PydanticCustomError
 
 from services.gateway.openai.marks import Ignored, NotYet
 from services.gateway.openai.strict import Strict
+from services.gateway.openai.structured import Choices, ResponseFormat, SchemaOrText, StructuredOutputs, ToolChoice
 from services.gateway.openai.tools import MAX_TOOLS, Thinking, Tool, ToolCall
 
 MAX_STOPS = 16
@@ -158,6 +159,12 @@ class Request(Strict):
     return_token_ids: bool | None = None
     prompt_cache_key: Key | None = None
     cache_salt: Key | None = None
+    response_format: ResponseFormat | None = None
+    guided_json: SchemaOrText | None = None
+    guided_regex: str | None = None
+    guided_choice: Choices | None = None
+    guided_grammar: str | None = None
+    structured_outputs: StructuredOutputs | None = None
     options: Options | None = None
 
     user: Annotated[Any, Ignored(_RECORD)] = None
@@ -171,11 +178,6 @@ class Request(Strict):
     use_beam_search: Annotated[Any, NotYet(False)] = None
     length_penalty: Annotated[Any, NotYet(1, 1.0)] = None
     include_stop_str_in_output: Annotated[Any, NotYet(False)] = None
-    guided_json: Annotated[Any, NotYet()] = None
-    guided_regex: Annotated[Any, NotYet()] = None
-    guided_choice: Annotated[Any, NotYet()] = None
-    guided_grammar: Annotated[Any, NotYet()] = None
-    structured_outputs: Annotated[Any, NotYet()] = None
     lora: Annotated[Any, NotYet()] = None
 
     @model_validator(mode="after")
@@ -198,12 +200,11 @@ class ChatRequest(Request):
     add_generation_prompt: bool | None = None
 
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS, fail_fast=True)] | None = None
-    tool_choice: Annotated[Any, NotYet("none", "auto")] = None
+    tool_choice: ToolChoice | None = None
+    parallel_tool_calls: bool | None = None
     thinking: Thinking | None = None
 
-    parallel_tool_calls: Annotated[Any, NotYet(True)] = None
     prediction: Annotated[Any, Ignored("a hint for speed")] = None
-    response_format: Annotated[Any, NotYet({"type": "text"})] = None
     functions: Annotated[Any, NotYet([])] = None
     function_call: Annotated[Any, NotYet("none", "auto")] = None
     modalities: Annotated[Any, NotYet(["text"])] = None
@@ -241,7 +242,6 @@ class CompletionRequest(Request):
     best_of: Annotated[int, Field(ge=1, le=MAX_CHOICES)] | None = None
 
     suffix: Annotated[Any, NotYet("")] = None
-    response_format: Annotated[Any, NotYet({"type": "text"})] = None
 
     @model_validator(mode="after")
     def _agrees(self) -> Self:

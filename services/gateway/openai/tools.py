@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from services.gateway.openai.marks import Ignored, NotYet
+from services.gateway.openai.marks import Ignored
 from services.gateway.openai.strict import Strict
 
 MAX_TOOLS = 128
@@ -21,7 +21,7 @@ class Function(Strict):
     name: FunctionName
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: Annotated[Any, NotYet(False)] = None
+    strict: bool | None = None
 
 
 class Tool(Strict):

@@ -11,6 +11,7 @@ from meshfire.api.router.v1 import inference_service_pb2 as pb
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as tokenizer_pb
 from services.gateway.dialect import Call
 from services.gateway.errors import HttpError
+from services.gateway.openai.rules import rule_of
 from services.gateway.openai.schema import ChatRequest, CompletionRequest, Message, Prompt, Request
 from services.gateway.openai.tools import Tool
 
@@ -93,6 +94,7 @@ def _base(request: Request) -> pb.GenerateRequest:
         cache_salt=request.cache_salt or "",
         reject_if_busy=bool(request.options and request.options.rejectIfBusy),
         keep_special_tokens=request.skip_special_tokens is False,
+        rule=rule_of(request),
     )
 
 
@@ -132,7 +134,12 @@ def _turn(message: Message) -> tokenizer_pb.ChatMessage:
 def _tool(tool: Tool) -> tokenizer_pb.Tool:
     function = tool.function
     parameters = "" if function.parameters is None else json.dumps(function.parameters, ensure_ascii=False)
-    return tokenizer_pb.Tool(name=function.name, description=function.description or "", parameters_json=parameters)
+    return tokenizer_pb.Tool(
+        name=function.name,
+        description=function.description or "",
+        parameters_json=parameters,
+        strict=bool(function.strict),
+    )
 
 
 def _prompts(base: pb.GenerateRequest, prompt: Prompt) -> Iterator[pb.GenerateRequest]:

@@ -16,10 +16,13 @@ from meshfire.api.router.v1 import work_service_pb2 as pb
 from meshfire.kv.block_pool import BlockPool
 from meshfire.kv.store import KvStore
 from meshfire.runtime.model_thread import ModelThread
+from meshfire.sched.parts import ChunkBudget
 from meshfire.sched.policy import Scheduler
 from meshfire.telemetry.setup import Telemetry, configure
 from services.decode.engine import DecodeEngine, Identity
 from services.decode.instruments import DecodeInstruments
+from services.decode.rules import RuleBook
+from services.decode.speculation import Speculation
 from services.decode.stepper import Stepper
 from services.decode.table import LeaseTable
 from services.decode.wire import WorkerFacts
@@ -36,6 +39,8 @@ from tests.unit.decode.fakes import (
 )
 
 ROUTER = "router-0"
+NO_DRAFTS = Speculation()
+SMALL_CHUNKS = ChunkBudget(beside_others=3, alone=5)
 
 
 @dataclass
@@ -65,17 +70,19 @@ class Worker:
         fault: str = "",
         max_tokens: int = 8,
         sampling: dict[str, Any] | None = None,
+        local: bool = False,
         **work: Any,
     ) -> None:
-        """Lease the continuation of `token_ids`, whose KV waits at the fake prefill worker. Greedy unless told."""
-        kv_lease_id = f"kv-{request_id}-{epoch}"
+        """Lease the continuation of `token_ids`, whose KV waits at the fake prefill worker, or, if `local`, must be
+        computed. Greedy unless told."""
+        kv_lease_id = "" if local else f"kv-{request_id}-{epoch}"
         self.reader.tokens[kv_lease_id] = list(token_ids)
         params = {"max_tokens": max_tokens, "temperature": 0.0, "seed": 1} | (sampling or {})
         decode = pb.DecodeWork(
             token_ids=token_ids,
             num_prompt_tokens=num_prompt_tokens or len(token_ids),
             kv_lease_id=kv_lease_id,
-            kv_address="prefill:1",
+            kv_address="" if local else "prefill:1",
             sampling=sampling_pb2.SamplingParams(**params),
             **work,
         )
@@ -128,24 +135,34 @@ def telemetry(spans: InMemorySpanExporter) -> Iterator[Telemetry]:
 def start_worker(telemetry: Telemetry, spans: InMemorySpanExporter) -> StartWorker:
     @asynccontextmanager
     async def start(
-        *, num_blocks: int = 40, max_batch: int = 4, max_waiting: int = 2, hooks_on: bool = True
+        *,
+        num_blocks: int = 40,
+        max_batch: int = 4,
+        max_waiting: int = 2,
+        hooks_on: bool = True,
+        rules: RuleBook | None = None,
+        budget: ChunkBudget = SMALL_CHUNKS,
+        speculation: Speculation = NO_DRAFTS,
     ) -> AsyncIterator[Worker]:
         pool, store = BlockPool(num_blocks), KvStore(GEOMETRY, num_blocks)
         model, reader, experts, link = FakeModel(), FakeReader(store), FakeExperts(), FakeLink()
-        table = LeaseTable(Scheduler(pool, block_tokens=P, max_active=max_batch, max_waiting=max_waiting))
+        scheduler = Scheduler(pool, block_tokens=P, max_active=max_batch, max_waiting=max_waiting)
+        table = LeaseTable(scheduler, budget, speculation)
         instruments = DecodeInstruments(telemetry.meter)
         limit = min(CONTEXT_TOKENS, num_blocks * P)
         facts = WorkerFacts("fake", VOCAB_SIZE, limit, (END_ID,), {}, hooks_on)
         identity = Identity("decode-0.abc", "decode-0", facts, "rev", GEOMETRY)
         with ModelThread("test-model") as thread:
             stepper = Stepper(model, store, thread, experts, table, 10.0, instruments)
-            engine = DecodeEngine(identity, table, reader, stepper, experts, telemetry.tracer, instruments)
+            rules = rules or RuleBook(None)
+            engine = DecodeEngine(identity, table, reader, stepper, rules, experts, telemetry.tracer, instruments)
             async with asyncio.TaskGroup() as tasks:
                 running = tasks.create_task(engine.run(link), name="decode-engine")
                 await link.until(lambda: link.credit != (0, 0))
                 yield Worker(engine, table, pool, reader, model, experts, link, telemetry, spans)
                 model.may_run.set()
                 running.cancel()
+            rules.close()
         pool.check()
         assert pool.num_free == num_blocks
 

@@ -43,7 +43,7 @@ def kv_row(layer: int, token_id: int, position: int) -> list[float]:
 
 
 class FakeModel:
-    """Its hidden state holds the next token, computed from the context as the KV store gives it back."""
+    """Its hidden states hold the next token, computed from the context as the KV store gives it back."""
 
     geometry = GEOMETRY
     hidden_size = 2
@@ -54,6 +54,8 @@ class FakeModel:
     def __init__(self) -> None:
         #: context lengths of every step
         self.steps: list[list[int]] = []
+        #: new tokens of each sequence of every step
+        self.chunks: list[list[int]] = []
         #: cleared = the next forward waits on the model thread
         self.may_run = threading.Event()
         self.may_run.set()
@@ -68,11 +70,17 @@ class FakeModel:
             rows = [kv_row(layer, *one) for one in zip(batch.token_ids.tolist(), batch.positions.tolist())]
             kv.write(layer, batch.slots, torch.tensor(rows))
         contexts = [self._context(kv, one.block_table, one.context_tokens) for one in batch.sequences]
-        hidden = torch.tensor([[float(next_token(one)), 0.0] for one in contexts])
+        prefixes = [
+            context[: stop + 1]
+            for context, part in zip(contexts, batch.sequences)
+            for stop in range(part.context_tokens - (part.stop - part.start), part.context_tokens)
+        ]
+        hidden = torch.tensor([[float(next_token(one)), 0.0] for one in prefixes])
         self.check(contexts)
         ids = torch.zeros(len(hidden), 1, dtype=torch.int32)
         experts.dispatch(0, hidden, ids, torch.ones(len(hidden), 1)).result()
         self.steps.append([len(one) for one in contexts])
+        self.chunks.append([part.stop - part.start for part in batch.sequences])
         return hidden
 
     def logits(self, hidden: Tensor) -> Tensor:

@@ -310,21 +310,6 @@ async def test_what_one_sequence_breaks_fails_only_that_one(worker: Worker, erro
     await worker.until_idle()
 
 
-async def test_the_newest_is_preempted_and_its_output_goes_on_at_the_next_epoch(start_worker: StartWorker) -> None:
-    async with start_worker(num_blocks=6) as worker:
-        worker.lease("old", [1, 2, 3, 4], max_tokens=12)
-        worker.lease("new", [5, 6, 7, 8], max_tokens=12)
-        failed = await worker.link.failed("new")
-        assert (failed.reason, failed.retryable) == ("NO_FREE_BLOCKS", True)
-        so_far = worker.link.tokens("new")
-        assert 0 < len(so_far) < 12
-        await worker.link.finished("old")
-        assert worker.link.tokens("old") == continuation([1, 2, 3, 4], 12)
-        worker.lease("new", [5, 6, 7, 8, *so_far], epoch=2, num_prompt_tokens=4, max_tokens=12)
-        await worker.link.finished("new", epoch=2)
-        assert so_far + worker.link.tokens("new", epoch=2) == continuation([5, 6, 7, 8], 12)
-
-
 async def test_more_leases_than_credit_are_refused(start_worker: StartWorker) -> None:
     async with start_worker(max_batch=1, max_waiting=1) as worker:
         worker.reader.gates["kv-a-1"] = asyncio.Event()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import dataclasses
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 
@@ -14,6 +14,8 @@ import torch
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 from torch import Tensor
 
+from meshfire.api.expert_shard.v1 import expert_shard_service_pb2 as pb
+from meshfire.api.expert_shard.v1 import expert_shard_service_pb2_grpc as rpc
 from meshfire.discovery.memory import MemoryRegistry, MemorySpace
 from meshfire.model.compute.fp32 import Fp32Compute
 from meshfire.model.compute.interface import Ffn
@@ -24,6 +26,7 @@ from meshfire.rpc.channels import ChannelPool
 from meshfire.runtime.model_thread import ModelThread
 from meshfire.runtime.serve import Mesh, Service, running
 from meshfire.telemetry.setup import configure
+from meshfire.worker import hop_lane
 from meshfire.worker.experts import ExpertMesh, ExpertSession
 from services.expert_shard.config import ExpertShardSettings
 from services.expert_shard.core import ExpertStore
@@ -74,20 +77,26 @@ def step_of(num_tokens: int, top_k: int = 3, seed: int = 0) -> tuple[Tensor, Ten
 
 
 class Wire:
-    """A TCP relay in front of one shard that can be cut or frozen, as a killed or stopped process would be."""
+    """Relays in front of one shard, for its stream and its lanes, that can be cut or frozen as its process would be."""
 
-    def __init__(self, target: str) -> None:
+    def __init__(self, target: str, lane_target: str) -> None:
         self._target = target
+        self._lane_target = lane_target
+        #: name of the local socket that leads to the shard through this wire
+        self.lane_name = f"wire-{lane_target}"
         self._open = asyncio.Event()
         self._open.set()
+        self._streams_open = asyncio.Event()
+        self._streams_open.set()
         self._writers: set[asyncio.StreamWriter] = set()
-        self._server: asyncio.Server | None = None
+        self._servers: list[asyncio.Server] = []
         self.num_bytes = 0
 
     async def start(self) -> str:
         """Listen; the address to reach the shard through this wire."""
-        self._server = await asyncio.start_server(self._relay, "127.0.0.1", 0)
-        return f"127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        self._servers.append(await asyncio.start_server(self._relay, "127.0.0.1", 0))
+        self._servers.append(await asyncio.start_unix_server(self._relay_lane, "\0meshfire-hop-" + self.lane_name))
+        return f"127.0.0.1:{self._servers[0].sockets[0].getsockname()[1]}"
 
     def cut(self) -> None:
         """Reset every connection; new ones are taken again at once."""
@@ -98,31 +107,51 @@ class Wire:
         """Connections stay up and carry nothing."""
         self._open.clear()
 
+    def freeze_streams(self) -> None:
+        """Only lanes carry something."""
+        self._streams_open.clear()
+
     def thaw(self) -> None:
         self._open.set()
+        self._streams_open.set()
 
     async def close(self) -> None:
-        assert self._server is not None
-        self._server.close()
+        for server in self._servers:
+            server.close()
         self.thaw()
         self.cut()
-        await self._server.wait_closed()
+        for server in self._servers:
+            await server.wait_closed()
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         host, _, port = self._target.rpartition(":")
+        await self._join(reader, writer, asyncio.open_connection(host, int(port)), self._streams_open)
+
+    async def _relay_lane(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        far = asyncio.open_unix_connection("\0meshfire-hop-" + self._lane_target)
+        await self._join(reader, writer, far, self._open)
+
+    async def _join(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        connecting: Awaitable[tuple[asyncio.StreamReader, asyncio.StreamWriter]],
+        may_pass: asyncio.Event,
+    ) -> None:
         try:
-            far_reader, far_writer = await asyncio.open_connection(host, int(port))
+            far_reader, far_writer = await connecting
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._copy(reader, far_writer))
-                group.create_task(self._copy(far_reader, writer))
+                group.create_task(self._copy(reader, far_writer, may_pass))
+                group.create_task(self._copy(far_reader, writer, may_pass))
         except* OSError:
             writer.transport.abort()
 
-    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _copy(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, may_pass: asyncio.Event) -> None:
         self._writers.add(writer)
         try:
             while chunk := await reader.read(65536):
                 await self._open.wait()
+                await may_pass.wait()
                 self.num_bytes += len(chunk)
                 writer.write(chunk)
                 await writer.drain()
@@ -139,6 +168,10 @@ class Cluster:
     space: MemorySpace
     spans: InMemorySpanExporter
     stack: AsyncExitStack
+    #: how callers reach its shards
+    transport: str = "auto"
+    #: local socket of a shard → the one of the wire before it
+    lane_wires: dict[str, str] = field(default_factory=dict)
     _lives: dict[str, AsyncExitStack] = field(default_factory=dict)
 
     async def put_document(self, document: bytes) -> None:
@@ -186,7 +219,12 @@ class Cluster:
 
     async def wire(self, mesh: Mesh) -> Wire:
         """Put a wire before a shard that runs: discovery names the wire's address from now on."""
-        wire = Wire(mesh.address)
+        channels = ChannelPool()
+        stub = rpc.ExpertShardServiceStub(channels.get(mesh.address))
+        local_socket = (await stub.DescribeShard(pb.DescribeShardRequest())).local_socket
+        await channels.close()
+        wire = Wire(mesh.address, local_socket)
+        self.lane_wires[local_socket] = wire.lane_name
         address = await wire.start()
         self.stack.push_async_callback(wire.close)
         [real] = [one for one in self.space.instances_of("meshfire-expert-shard") if one.address == mesh.address]
@@ -199,10 +237,13 @@ class Cluster:
 
 
 @pytest.fixture
-async def cluster() -> AsyncIterator[Cluster]:
+async def cluster(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Cluster]:
     torch.set_num_threads(1)
     async with AsyncExitStack() as stack:
-        yield Cluster(MemorySpace(), InMemorySpanExporter(), stack)
+        made = Cluster(MemorySpace(), InMemorySpanExporter(), stack)
+        connect = hop_lane.connect
+        monkeypatch.setattr(hop_lane, "connect", lambda name: connect(made.lane_wires.get(name, name)))
+        yield made
 
 
 @dataclass
@@ -223,12 +264,13 @@ class Caller:
 
 
 @asynccontextmanager
-async def calling(cluster: Cluster, *, model_revision: str = REVISION, **options: float) -> AsyncIterator[Caller]:
+async def calling(cluster: Cluster, *, model_revision: str = REVISION, **options: object) -> AsyncIterator[Caller]:
     """A caller that is not ready yet."""
     channels = ChannelPool()
     registry = MemoryRegistry(cluster.space)
     try:
         with ModelThread("caller-model") as thread:
+            options = {"transport": cluster.transport, **options}
             opened = ExpertMesh.open(MODEL, model_revision, LAYOUT, registry, channels, "decode-0", **options)
             async with opened as experts:
                 yield Caller(experts, thread)

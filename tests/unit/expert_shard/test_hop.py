@@ -24,6 +24,12 @@ from tests.unit.expert_shard.conftest import (
 )
 
 
+@pytest.fixture(autouse=True, params=["grpc", "local"])
+def transport(request, cluster):
+    """Everything here holds on both ways to a shard."""
+    cluster.transport = request.param
+
+
 def placed_on(num_shards: int, *, epoch: int = 1):
     ids = [f"expert-{index}" for index in range(num_shards)]
     return spread(LAYOUT, ids, epoch=epoch, model=MODEL, revision=REVISION)

@@ -89,8 +89,33 @@ def error_of(response: httpx.Response) -> dict[str, Any]:
         ({"tools": [{"type": "web_search"}]}, "tools[0].type", "invalid_value"),
         ({"tools": [{"type": "function", "function": {"name": "a b"}}]}, "tools[0].function.name", "invalid_value"),
         ({"thinking": {"type": "maybe"}}, "thinking.type", "invalid_value"),
-        ({"tool_choice": "required"}, "tool_choice", "unsupported_parameter"),
-        ({"response_format": {"type": "json_object"}}, "response_format", "unsupported_parameter"),
+        ({"tool_choice": "sometimes"}, "tool_choice", "invalid_value"),
+        ({"tool_choice": {"type": "function"}}, "tool_choice.function", "missing_required_parameter"),
+        ({"tool_choice": {"type": "custom"}}, "tool_choice", "invalid_value"),
+        ({"tool_choice": 5}, "tool_choice", None),
+        (
+            {"tool_choice": {"type": "allowed_tools", "allowed_tools": {"mode": "auto", "tools": []}}},
+            "tool_choice.allowed_tools.tools",
+            "invalid_value",
+        ),
+        ({"parallel_tool_calls": 1}, "parallel_tool_calls", "invalid_type"),
+        ({"response_format": "json"}, "response_format", None),
+        ({"response_format": {"type": "yaml"}}, "response_format", "invalid_value"),
+        ({"response_format": {"type": "json_schema"}}, "response_format.json_schema", "missing_required_parameter"),
+        ({"response_format": {"type": "json_schema", "json_schema": {}}}, "response_format", "invalid_value"),
+        (
+            {"response_format": {"type": "json_schema", "json_schema": {"name": "x", "schema": 5}}},
+            "response_format",
+            "invalid_type",
+        ),
+        ({"guided_regex": 5}, "guided_regex", "invalid_type"),
+        ({"guided_choice": []}, "guided_choice", "invalid_value"),
+        ({"guided_json": 5}, "guided_json", "invalid_type"),
+        ({"guided_json": {}, "guided_regex": "a"}, "guided_regex", "invalid_value"),
+        ({"response_format": {"type": "json_object"}, "guided_choice": ["a"]}, "guided_choice", "invalid_value"),
+        ({"structured_outputs": {}}, "structured_outputs", "invalid_value"),
+        ({"structured_outputs": {"regex": "a", "choice": ["a"]}}, "structured_outputs", "invalid_value"),
+        ({"structured_outputs": {"regex": 5}}, "structured_outputs.regex", "invalid_type"),
         ({"functions": [{"name": "f"}]}, "functions", "unsupported_parameter"),
         ({"modalities": ["text", "audio"]}, "modalities", "unsupported_parameter"),
         ({"audio": {"voice": "x"}}, "audio", "unsupported_parameter"),
@@ -117,6 +142,30 @@ async def test_a_wrong_chat_field_is_named(
     assert param in error["message"]
     assert "secret" not in error["message"]
     assert gateway.router.requests == []
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize(
+    "url",
+    [
+        {"url": "data:image/png;base64,@@not-base64@@"},
+        {"url": "data:image/jpeg;base64,/9j/4AAQSkZJRg"},
+        {"url": "data:image/png;base64,"},
+        {"url": "data:text/plain;base64,aGVsbG8="},
+        {"url": "http://169.254.169.254/latest/x.png"},
+        "iVBORw0KGgoA",
+    ],
+)
+async def test_images_are_refused_whatever_is_in_them(gateway: Gateway, url: Any, stream: bool) -> None:
+    """Nothing is decoded or fetched, and nothing of it is repeated."""
+    parts = [{"type": "text", "text": "what?"}, {"type": "image_url", "image_url": url}]
+    response = await gateway.post(
+        CHAT, {"model": MODEL, "messages": [{"role": "user", "content": parts}], "stream": stream}
+    )
+    error = error_of(response)
+    assert (response.status_code, error["param"]) == (400, "messages[0].content[1].image_url")
+    assert "base64" not in error["message"]
+    assert "169.254" not in error["message"]
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,7 @@ from meshfire.text.kimi.headers import Functions
 from meshfire.text.kimi.markers import Marker, Markers
 from meshfire.text.kimi.output import OutputParser, State
 from meshfire.text.tiktoken_tokenizer import TiktokenTokenizer
+from tests.letters import LettersTokenizer
 
 PERSON: dict[str, Any] = {
     "type": "object",
@@ -220,12 +221,12 @@ def test_tokens_can_be_taken_back(small_kimi: TiktokenTokenizer, compiler: Gramm
         ),
         (OutputRule(JsonRule({"type": "array", "uniqueItems": True}, "s")), "s.uniqueItems"),
         (OutputRule(JsonRule({"$ref": "http://elsewhere/x"}, "s")), "s.$ref"),
-        (OutputRule(RegexRule("(")), "guided_regex"),
-        (OutputRule(ChoiceRule(())), "guided_choice"),
-        (OutputRule(GrammarRule("start: nowhere")), "guided_grammar"),
-        (OutputRule(GrammarRule("root ::= (")), "guided_grammar"),
-        (OutputRule(calls=CallsRule("required")), "tool_choice"),
-        (OutputRule(GrammarRule('start: "a"'), CallsRule("auto", (STOP,))), "guided_grammar"),
+        (OutputRule(RegexRule("(")), "rule.content.regex"),
+        (OutputRule(ChoiceRule(())), "rule.content.choices"),
+        (OutputRule(GrammarRule("start: nowhere")), "rule.content.grammar"),
+        (OutputRule(GrammarRule("root ::= (")), "rule.content.grammar"),
+        (OutputRule(calls=CallsRule("required")), "rule.calls"),
+        (OutputRule(GrammarRule('start: "a"'), CallsRule("auto", (STOP,))), "rule.content.grammar"),
         (
             OutputRule(
                 calls=CallsRule("auto", (FunctionRule("f", {"properties": {"p": {"pattern": "("}}}, "tools[0]"),))
@@ -246,6 +247,27 @@ def test_hostile_rules_are_bounded(compiler: GrammarCompiler) -> None:
         compiler.compile(OutputRule(JsonRule({"enum": ["x" * 100] * 5000})))
     with pytest.raises(BadInput):
         compiler.compile(OutputRule(RegexRule("(" * 500 + "a" + "){1,50}" * 500)))
+
+
+def test_an_ambiguous_grammar_is_given_up_before_it_takes_long() -> None:
+    """On a vocabulary with long words of its letter, as real ones have."""
+    repeated = LettersTokenizer([b"a" * length for length in range(1, 12)])
+    grammar = GrammarRule('start: e\ne: e e e | "a" | "a" e | e "a" |\n')
+    with pytest.raises(BadInput, match="Too many items"):
+        under = constraint(GrammarCompiler(repeated), OutputRule(grammar))
+        for _ in range(300):
+            under.mask()
+            under.accept(0)
+
+
+def test_a_large_schema_is_followed_to_its_end(small_kimi: TiktokenTokenizer, compiler: GrammarCompiler) -> None:
+    branches = [{"type": "object", "properties": {f"p{i}": {"pattern": f"^.*{i}.*$"}}} for i in range(100)]
+    under = constraint(compiler, OutputRule(JsonRule({"anyOf": branches})))
+    for token_id in b'{"p1": "hello 1 world", "x": [1,2,{"y": "z"}]}':
+        mask = under.mask()
+        assert mask is not None
+        assert mask[token_id]
+        under.accept(token_id)
 
 
 def test_compiled_rules_are_shared_and_outputs_are_not(

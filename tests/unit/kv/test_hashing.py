@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from meshfire.kv.hashing import HASH_BYTES, chain_hashes, num_blocks_for
+from meshfire.kv.hashing import HASH_BYTES, HashChain, chain_hashes, num_blocks_for
 
 tokens = st.lists(st.integers(0, 200_000), max_size=40)
 
@@ -45,3 +45,13 @@ def test_the_chain_is_a_contract_between_workers_and_does_not_change_silently() 
         "7328afb9977f30be65407c7fb99b007c",
         "beba2fa124d82437a4f00b213cdd1081",
     ]
+
+
+@given(st.lists(st.integers(0, 9), max_size=30), st.integers(1, 8), st.integers(0, 30))
+def test_a_chain_that_grows_gives_the_same_names(token_ids: list[int], block_tokens: int, first: int) -> None:
+    growing = HashChain(block_tokens, model_revision="r", cache_salt="s")
+    growing.extend(token_ids[:first])
+    growing.extend(token_ids)
+    growing.extend(token_ids)
+    whole = chain_hashes(token_ids, block_tokens, model_revision="r", cache_salt="s")
+    assert growing.hashes == whole[: len(token_ids) // block_tokens]

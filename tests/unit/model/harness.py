@@ -40,9 +40,9 @@ class Runner:
     tables: dict[int, Tensor]
 
     @classmethod
-    def open(cls, directory: Path, *, dense_slices: int = 0, num_sequences: int = 1) -> Runner:
-        model = registry.load(directory, dense_slices=dense_slices)
-        experts = LocalExperts(registry.open_experts(directory, dense_slices=dense_slices))
+    def open(cls, directory: Path, *, dense_slices: int = 0, num_sequences: int = 1, compute: str = "auto") -> Runner:
+        model = registry.load(directory, dense_slices=dense_slices, compute=compute)
+        experts = LocalExperts(registry.open_experts(directory, dense_slices=dense_slices, compute=compute))
         num_blocks = -(-model.context_tokens // model.geometry.block_tokens)
         order = torch.randperm(num_blocks * num_sequences, generator=torch.Generator().manual_seed(5))
         tables = dict(enumerate(order.view(num_sequences, num_blocks)))

@@ -14,6 +14,7 @@ from tests.oracles import (
     load_oracle,
     make_deepseek_checkpoint,
     make_llama_checkpoint,
+    make_mistral_checkpoint,
     oracle_greedy,
     oracle_logits,
 )
@@ -38,6 +39,8 @@ CASES: dict[str, tuple[Any, dict[str, Any]]] = {
         make_llama_checkpoint,
         {"rope_parameters": {"rope_type": "linear", "factor": 4.0, "rope_theta": 10000.0}, "attention_bias": True},
     ),
+    "mistral, a window of 13": (make_mistral_checkpoint, {"sliding_window": 13}),
+    "mistral, no window, own head_dim": (make_mistral_checkpoint, {"sliding_window": None, "head_dim": 24}),
     "deepseek": (make_deepseek_checkpoint, {}),
     "deepseek, group-limited gate": (make_deepseek_checkpoint, {"n_group": 4, "topk_group": 2}),
     "deepseek, direct queries, two shared": (make_deepseek_checkpoint, {"q_lora_rank": None, "n_shared_experts": 2}),

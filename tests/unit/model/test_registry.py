@@ -119,7 +119,11 @@ def test_an_expert_that_the_model_lacks_is_unknown(kimi: Path) -> None:
         ({"num_hidden_layers": 0}, "num_hidden_layers"),
         ({"num_key_value_heads": 3}, "num_key_value_heads"),
         ({"hidden_act": "gelu"}, "hidden_act"),
-        ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config"),
+        ({"quantization_config": {"quant_method": "awq"}}, "quantization_config.quant_method"),
+        (
+            {"quantization_config": {"quant_method": "fp8", "weight_block_size": [64, 64]}},
+            "quantization_config.weight_block_size",
+        ),
         ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.type"),
         ({"rope_scaling": {"rope_type": "llama3"}}, "rope_scaling.low_freq_factor"),
         ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "partial_rotary_factor"),
@@ -144,7 +148,10 @@ def test_what_a_config_gets_wrong_is_named(llama: Path, changes: dict[str, objec
         ({"topk_group": 2}, "topk_group"),
         ({"num_experts_per_tok": 17}, "num_experts_per_tok"),
         ({"kv_lora_rank": None}, "text_config.kv_lora_rank"),
-        ({"quantization_config": {"quant_method": "compressed-tensors"}}, "quantization_config"),
+        (
+            {"quantization_config": {"quant_method": "compressed-tensors", "format": "dense"}},
+            "text_config.quantization_config.format",
+        ),
     ],
 )
 def test_what_a_kimi_config_gets_wrong_is_named(kimi: Path, changes: dict[str, object], field: str) -> None:

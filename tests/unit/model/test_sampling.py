@@ -193,6 +193,32 @@ def test_a_bit_mask_is_the_same_as_a_boolean_one(mask: list[bool], seed: int) ->
     assert choose(logits, masked(np.array(mask), seed=seed)) == choose(logits, masked(bits(mask), seed=seed))
 
 
+@given(st.lists(st.tuples(st.booleans(), st.sampled_from([-math.inf, -1.0, 0.0, 2.0, 2.5])), min_size=1, max_size=60))
+def test_the_likeliest_allowed_token_is_taken_the_lowest_of_equal_ones(tokens: list[tuple[bool, float]]) -> None:
+    allowed = [(-value, token) for token, (may, value) in enumerate(tokens) if may and value > -math.inf]
+    logits, under = (
+        torch.tensor([value for _, value in tokens]),
+        masked(np.array([may for may, _ in tokens]), temperature=0),
+    )
+    if allowed:
+        assert choose(logits, under).token_id == min(allowed)[1]
+    else:
+        with pytest.raises(NonFiniteValue):
+            choose(logits, under)
+
+
+@given(
+    st.lists(st.booleans(), min_size=2, max_size=300).filter(any),
+    st.integers(0, 999),
+    st.sampled_from([{}, {"top_p": 0.7}, {"top_k": 3}, {"min_p": 0.2}, {"temperature": 0.01}]),
+)
+def test_a_mask_is_the_same_as_a_ban_of_every_other_token(mask: list[bool], seed: int, params: dict[str, Any]) -> None:
+    logits = 3 * torch.randn(len(mask), generator=torch.Generator().manual_seed(seed))
+    banned = logits.masked_fill(~torch.tensor(mask), -math.inf)
+    alone = SamplingRow(SamplingParams(**params, seed=seed), 10, (), ())
+    assert choose(logits, masked(np.array(mask), **params, seed=seed)).token_id == choose(banned, alone).token_id
+
+
 @pytest.mark.parametrize("mask", [np.ones(5, bool), np.ones(7, bool), np.ones(6), np.ones(2, np.int32)])
 def test_a_mask_of_another_size_or_type_is_refused(mask: np.ndarray) -> None:
     with pytest.raises(BadInput) as raised:

@@ -17,6 +17,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from meshfire.errors import CheckpointError
 from meshfire.modelstore.gguf_convert import convert
+from meshfire.modelstore.gguf_weights import Heads, weights
 
 NUM_HEADS, NUM_KV_HEADS, HIDDEN, INNER, NUM_LAYERS = 4, 2, 64, 96, 2
 TEMPLATE = "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
@@ -212,3 +213,44 @@ def test_a_truncated_gguf_is_refused(tmp_path: Path) -> None:
     path.write_bytes(path.read_bytes()[:-10_000])
     with pytest.raises(CheckpointError, match="GGUF"):
         converted(path, tmp_path / "model")
+
+
+@pytest.mark.parametrize("name", ["BF16", "Q4_0", "Q5_0", "Q5_1"])
+def test_every_small_block_type_is_read(tmp_path: Path, name: str) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    original = llama()
+    directory = converted(write_gguf(tmp_path / "m.gguf", original, kind=kind), tmp_path / "model")
+    weight = original.model.layers[1].mlp.down_proj.weight.detach().numpy()
+    found = load_file(directory / "model.safetensors")["model.layers.1.mlp.down_proj.weight"]
+    np.testing.assert_array_equal(found, gguf.dequantize(gguf.quantize(weight, kind), kind))
+
+
+@pytest.mark.parametrize(("name", "scales_at"), [("Q4_K", (0, 2)), ("Q5_K", (0, 2)), ("Q6_K", (208,))])
+def test_k_quantised_tensors_are_read(tmp_path: Path, name: str, scales_at: tuple[int, ...]) -> None:
+    kind = gguf.GGMLQuantizationType[name]
+    _, block_bytes = gguf.GGML_QUANT_SIZES[kind]
+    blocks = np.random.default_rng(5).integers(0, 256, (6, block_bytes), dtype=np.uint8)
+    for at in scales_at:  # float16 0.0117, so that nothing is infinite
+        blocks[:, at : at + 2] = np.array([0x00, 0x22], np.uint8)
+    raw = blocks.reshape(3, 2 * block_bytes)
+    found = list(weights(single_tensor(tmp_path, raw, kind), Heads(4, 2)))
+    assert found[0].shape == (3, 512)
+    np.testing.assert_array_equal(found[0].read(), gguf.dequantize(raw, kind))
+
+
+def test_a_type_that_cannot_be_read_is_named_with_its_tensor(tmp_path: Path) -> None:
+    raw = np.zeros((3, 2 * gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType.IQ2_XS][1]), np.uint8)
+    reader = single_tensor(tmp_path, raw, gguf.GGMLQuantizationType.IQ2_XS)
+    with pytest.raises(CheckpointError, match=r"blk\.0\.ffn_down\.weight is IQ2_XS") as raised:
+        list(weights(reader, Heads(4, 2)))
+    assert raised.value.field == "blk.0.ffn_down.weight"
+
+
+def single_tensor(directory: Path, raw: np.ndarray, kind: gguf.GGMLQuantizationType) -> gguf.GGUFReader:
+    writer = gguf.GGUFWriter(directory / "one.gguf", "llama")
+    writer.add_tensor("blk.0.ffn_down.weight", raw, raw_dtype=kind)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return gguf.GGUFReader(directory / "one.gguf")

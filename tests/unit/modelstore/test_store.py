@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from meshfire.cache_dir import cache_dir
 from meshfire.errors import BadInput, CheckpointError, Unavailable, UnknownModel
 from meshfire.modelstore import list_models, pull, remove, resolve
-from meshfire.modelstore.cache import default_root
 from meshfire.modelstore.source import HubSource, MadeSource, parse
 
 from .fakes import FILES, FakeSource
@@ -255,5 +255,5 @@ def test_specifications_name_their_sources() -> None:
 
 
 def test_the_cache_lies_where_the_environment_says() -> None:
-    assert default_root({"MESHFIRE_CACHE_DIR": "/x"}) == Path("/x")
-    assert default_root({}) == Path.home() / ".cache" / "meshfire"
+    assert cache_dir({"MESHFIRE_CACHE_DIR": "/x"}) == Path("/x")
+    assert cache_dir({}) == Path.home() / ".cache" / "meshfire"

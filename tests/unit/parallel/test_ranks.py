@@ -55,11 +55,13 @@ def run(model: CausalLM, store: KvStore, experts: ExpertBackend) -> list[Tensor]
 
 
 @asynccontextmanager
-async def ranks(directory: Path, size: int, **options: int) -> AsyncIterator[tuple[RankedModel, ModelThread]]:
+async def ranks(
+    directory: Path, size: int, compute: str = "fp32", **options: int
+) -> AsyncIterator[tuple[RankedModel, ModelThread]]:
     alone = registry.load(directory, block_tokens=P)
     with ModelThread("ranks") as thread:
         async with open_ranks(
-            ModelOptions(directory, options.get("dense_slices", 0), P, "fp32"),
+            ModelOptions(directory, options.get("dense_slices", 0), P, compute),
             alone.geometry,
             BLOCKS,
             thread,
@@ -69,18 +71,30 @@ async def ranks(directory: Path, size: int, **options: int) -> AsyncIterator[tup
             yield ranked, thread
 
 
-@pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("architecture", ["llama", "deepseek"])
-async def test_every_rank_count_gives_the_bits_of_one(architecture: str, size: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("architecture", "size", "compute"),
+    [
+        ("llama", 2, "fp32"),
+        ("llama", 4, "fp32"),
+        ("deepseek", 2, "fp32"),
+        ("deepseek", 4, "fp32"),
+        ("llama", 4, "int8"),
+        ("deepseek", 2, "int8"),
+        ("llama", 2, "bf16"),
+    ],
+)
+async def test_every_rank_count_gives_the_bits_of_one(
+    architecture: str, size: int, compute: str, tmp_path: Path
+) -> None:
     if architecture == "llama":
         directory = make_llama_checkpoint(tmp_path, num_key_value_heads=4, num_attention_heads=8)
     else:
         directory = make_deepseek_checkpoint(tmp_path)
-    alone = registry.load(directory, block_tokens=P)
-    experts = LocalExperts(registry.open_experts(directory))
+    alone = registry.load(directory, block_tokens=P, compute=compute)
+    experts = LocalExperts(registry.open_experts(directory, compute=compute))
     store = KvStore(alone.geometry, BLOCKS)
     expected = run(alone, store, experts)
-    async with ranks(directory, size) as (ranked, thread):
+    async with ranks(directory, size, compute) as (ranked, thread):
         seen = await thread.run(run, ranked.model, ranked.store, experts)
         assert ranked.model.geometry == alone.geometry
         for mine, theirs in zip(seen, expected, strict=True):

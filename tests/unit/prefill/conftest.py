@@ -19,6 +19,7 @@ from services.prefill.instruments import PrefillInstruments
 from services.prefill.prompt import PromptLimits
 from services.prefill.prompt_pass import PromptPass
 from services.prefill.shelf import KvShelf
+from services.prefill.under_way import UnderWay
 from tests.unit.prefill.fakes import (
     BLOCK_TOKENS,
     CONTEXT_TOKENS,
@@ -80,7 +81,7 @@ async def worker(telemetry: Telemetry, spans: InMemorySpanExporter) -> AsyncIter
     )
     with ModelThread("test-model") as thread:
         prompt_pass = PromptPass(
-            model, "rev", store, pool, thread, experts, 6, "prefill-0", telemetry.tracer, instruments
+            model, "rev", store, pool, UnderWay(), thread, experts, 6, "prefill-0", telemetry.tracer, instruments
         )
         admission = Admission(PromptLimits(VOCAB_SIZE, CONTEXT_TOKENS, NUM_BLOCKS * BLOCK_TOKENS), 2, hooks_on=True)
         async with asyncio.TaskGroup() as tasks:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from services.prefill import scoring, wire
+from meshfire.model import prompt_scores
+from meshfire.worker import prompt_logprobs
 from services.prefill.chunks import chunks_of
 from tests.unit.prefill.conftest import Worker
 from tests.unit.prefill.fakes import VOCAB_SIZE, FakeModel, expected_hidden, lease_of, until
@@ -34,7 +35,7 @@ def scorer(worker: Worker) -> Worker:
 async def test_each_token_from_the_second_on_is_told_with_the_likeliest_at_its_place(
     scorer: Worker, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(wire, "LOGPROBS_PER_MESSAGE", 5)
+    monkeypatch.setattr(prompt_logprobs, "LOGPROBS_PER_MESSAGE", 5)
     lease = lease_of(PROMPT)
     lease.prefill.num_prompt_logprobs = 3
     scorer.engine.on_lease("router-1", lease)
@@ -75,13 +76,14 @@ def test_neither_chunks_nor_slices_change_a_bit(chunk_tokens: int, rows: int, mo
     hidden = torch.tensor([expected_hidden(PROMPT[: stop + 1]) for stop in range(len(PROMPT))])
     model = FakeModel()
     model.logits = logits  # type: ignore[method-assign]
-    (whole,) = chunks_of(0, len(PROMPT), 100)
-    at_once = scoring.score(model, hidden, whole, PROMPT, 2)
-    monkeypatch.setattr(scoring, "_ROWS", rows)
+    at_once = prompt_scores.score(model, hidden, PROMPT[1:], 2)
+    monkeypatch.setattr(prompt_scores, "_ROWS", rows)
     cut = [
         one
         for chunk in chunks_of(0, len(PROMPT), chunk_tokens)
-        for one in scoring.score(model, hidden[chunk.start : chunk.stop], chunk, PROMPT, 2)
+        for one in prompt_scores.score(
+            model, hidden[chunk.start : chunk.stop], PROMPT[chunk.start + 1 : chunk.stop + 1], 2
+        )
     ]
     assert cut == at_once
     assert len(cut) == len(PROMPT) - 1

@@ -11,7 +11,9 @@ from meshfire.errors import OutOfCapacity
 from services.router import lifecycle_events as ev
 from services.router.desk import Desk
 from services.router.lifecycle_events import Offer, Stage
+from services.router.local_prompts import LocalPrompts
 from services.router.outlook import Newcomer
+from services.router.output import FinishReason
 from services.router.tickets import Priority, Ticket
 from services.router.workers import Geometry, Worker, WorkerFacts
 
@@ -166,3 +168,42 @@ def test_a_worker_that_is_lost_tells_nothing_about_service_times() -> None:
     room.join("p0", Stage.PREFILL, 1)
     room.ask(2)
     assert room.desk.outlook(room.newcomer()).wait_s < 100.0
+
+
+def test_without_prefill_workers_prompts_wait_for_decode_and_the_wait_is_told() -> None:
+    now = 0.0
+    desk = Desk(
+        max_requests=100,
+        max_tokens=10**6,
+        clock=lambda: now,
+        local_prompts=LocalPrompts(without_prefill=frozenset({"m"})),
+    )
+    facts = WorkerFacts("d", Stage.DECODE, "m", "r", Geometry(1, 16, 8, 1), "host:1", 4096, 100, frozenset())
+    worker = Worker(facts)
+    worker.credit(1, 10_000, 0)
+    desk.join(worker, lambda message: None)
+    parties = []
+    for number in range(2):
+        ticket = desk.routed(Ticket(ONLINE, number, f"q{number}", "m", Stage.PREFILL, 100))
+        assert (ticket.stage, ticket.num_tokens) == (Stage.DECODE, 101)
+        parties.append(Party(desk, ticket))
+        desk.register(ticket.request_id, parties[-1])
+        desk.enqueue(ticket)
+    assert [party.worker for party in parties] == ["d", None]
+    (placed,) = parties[0].seen
+    assert isinstance(placed, ev.Placed)
+    assert placed.is_local
+    now = 7.0
+    desk.deliver("q0", ev.Completed("d", 1, FinishReason.LENGTH))
+    desk.credit(worker, pb.WorkerCredit(num_slots=1, num_free_blocks=10_000, num_leases_seen=1))
+    assert parties[1].worker == "d"
+    outlook = desk.outlook(Newcomer("m", ONLINE, "", 100, 1000.0))
+    assert outlook.position == 1
+    assert outlook.wait_s == pytest.approx(7.0)
+    assert [one.context_tokens for pair in desk.workers.pairs("m") for one in pair] == [4096, 4096]
+
+
+def test_a_model_with_prefill_workers_does_not_live_without_them() -> None:
+    room = Room(1)
+    assert room.desk.routed(Ticket(ONLINE, 1, "q", "m", Stage.PREFILL, 1)).stage is Stage.PREFILL
+    assert len(list(room.desk.workers.pairs("m"))) == 1

@@ -12,7 +12,7 @@ from meshfire.errors import Cancelled, DataLoss, DeadlineExceeded, NonFiniteValu
 from services.router import lifecycle_events as ev
 from services.router.lifecycle import ENDED, Life, Limits, Phase, apply, begin
 from services.router.lifecycle_events import Stage
-from services.router.output import FinishReason, OutputToken
+from services.router.output import FinishReason, Logprobs, OutputToken
 
 AWAY = ShardUnavailable("away")
 LOST = WorkerLost("lost")
@@ -95,7 +95,9 @@ class World:
     def place(self, worker: str) -> None:
         if self.queued is not None:
             stage, self.queued = self.queued, None
-            self.send(ev.Placed(f"{stage.value}-{worker}"))
+            # A decode worker takes the prompt as well where the name says so.
+            is_local = stage is Stage.PREFILL and worker == "local"
+            self.send(ev.Placed(f"{stage.value}-{worker}", is_local=is_local))
 
     def work(self, lease: Lease, num_tokens: int) -> None:
         """A worker goes on with a lease, current or not."""
@@ -193,7 +195,7 @@ def test_whatever_fails_each_token_comes_once_in_order_and_the_end_once(
     world = World(num_output)
     for number, trouble in enumerate(troubles):
         for _ in range(trouble.calm_steps):
-            world.advance("aab"[number % 3])
+            world.advance(("a", "local", "a", "b")[number % 4])
         bring(world, trouble)
         assert world.delivered == [1000 + index for index in range(len(world.delivered))]
         assert world.life.num_tokens == len(world.delivered)
@@ -315,3 +317,57 @@ def test_the_deadline_is_told_with_the_last_failure_if_there_was_one() -> None:
     failed, _ = apply(decoding(), ev.LeaseFailed("d", 1, AWAY, retryable=True))
     _, actions = apply(failed, late)
     assert actions[-1] == ev.End(ev.Ending(error=AWAY))
+
+
+class TestLocalPrompts:
+    """A decode worker computes the prompt itself."""
+
+    def test_one_lease_does_it_all_and_what_was_cached_is_noted(self) -> None:
+        life, _ = begin(Limits(2))
+        life, actions = apply(life, ev.Placed("d", "cache", 32, is_local=True))
+        assert actions == (ev.LeaseDecode("d", 1, None, "cache", 32),)
+        assert life.holders == {"d"}
+        life, actions = apply(life, ev.PromptComputed("d", 1, 32))
+        assert actions == (ev.NoteCached(32),)
+        life, _ = apply(life, ev.Progressed("d", 1, 0, tokens(0, 2)))
+        life, actions = apply(life, ev.Completed("d", 1, FinishReason.LENGTH))
+        assert life.phase is Phase.FINISHED
+
+    def test_its_failure_sends_the_prompt_back_to_the_queue(self) -> None:
+        life, _ = begin(Limits(5))
+        life, _ = apply(life, ev.Placed("d", is_local=True))
+        life, actions = apply(life, ev.LeaseFailed("d", 1, AWAY, retryable=True))
+        assert (life.phase, actions) == (Phase.QUEUED_PREFILL, (ev.Enqueue(Stage.PREFILL, 2),))
+
+    @pytest.mark.parametrize(
+        "event",
+        [
+            ev.PromptComputed("d", 1, 0),
+            ev.Progressed("d", 1, 0, tokens(0, 1)),
+            ev.Completed("d", 1, FinishReason.LENGTH),
+        ],
+    )
+    def test_a_worker_that_leaves_scores_out_is_replaced(self, event: ev.Event) -> None:
+        life, _ = begin(Limits(5, num_scored=9))
+        life, _ = apply(life, ev.Placed("d", is_local=True))
+        life, _ = apply(life, event)
+        assert (life.epoch, life.phase, life.avoid) == (2, Phase.QUEUED_PREFILL, "d")
+        assert isinstance(life.last_error, DataLoss)
+
+    def test_scores_come_from_the_decode_worker(self) -> None:
+        life, _ = begin(Limits(0, num_scored=2))
+        life, _ = apply(life, ev.Placed("d", is_local=True))
+        told = (Logprobs(-1.0), Logprobs(-2.0))
+        life, actions = apply(life, ev.PromptScored("d", 1, 1, told))
+        assert actions == (ev.KeepScores(told),)
+        life, _ = apply(life, ev.PromptComputed("d", 1, 0))
+        life, _ = apply(life, ev.Completed("d", 1, FinishReason.LENGTH))
+        assert life.phase is Phase.FINISHED
+
+    def test_a_word_that_does_not_fit_is_old_news(self) -> None:
+        life = decoding()
+        assert apply(life, ev.PromptComputed("d", 1, 3)) == (life, ())
+        life, _ = begin(Limits(5))
+        life, _ = apply(life, ev.Placed("d", is_local=True))
+        assert apply(life, ev.PromptComputed("d", 2, 3)) == (life, ())
+        assert apply(life, ev.PromptComputed("other", 1, 3)) == (life, ())

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from services.router.lifecycle_events import Stage
-from services.router.placement import Choice, Crowd, Placement, Reason, Wait
+from services.router.placement import Choice, Crowd, Placement, Reason, Wait, goes_local
 from services.router.placement import choose as place
 from services.router.tickets import Priority, Ticket
 from services.router.workers import Geometry, Worker, WorkerFacts
@@ -184,3 +184,55 @@ class TestPrefixes:
         assert view.num_found(HASHES) == min(num_stored, 6 - num_removed)
         view.apply(reset=True, stored=HASHES[:1])
         assert view.num_found(HASHES) == len(view) == 1
+
+
+def holding(one: Worker, num_blocks: int) -> Worker:
+    """Its prefix cache holds so many blocks of HASHES."""
+    one.prefixes.apply(stored=HASHES[:num_blocks])
+    return one
+
+
+class TestLocalPrompts:
+    """`ticket(num_tokens=100)`: six full blocks of 16 and a piece."""
+
+    def wanted(self, **more: object) -> Ticket:
+        return ticket(num_tokens=100, block_hashes=HASHES, **more)
+
+    def test_a_prompt_stays_where_little_of_it_lacks_and_there_is_room(self) -> None:
+        owner = worker("p")
+        cold, warm = worker("d1", Stage.DECODE), holding(worker("d2", Stage.DECODE), 6)
+        assert goes_local(self.wanted(), Crowd([owner], [cold, warm]), 4)
+        assert not goes_local(self.wanted(), Crowd([owner], [cold, warm]), 3)
+        assert not goes_local(self.wanted(), Crowd([owner], [cold]), 99)
+        assert goes_local(self.wanted(), Crowd([owner], [cold]), 100)
+        warm.credit(0, 100, 0)
+        assert not goes_local(self.wanted(), Crowd([owner], [cold, warm]), 4), "prefill is not held up for it"
+
+    def test_nothing_is_local_at_0_and_without_prefill_workers_it_waits_for_decode(self) -> None:
+        warm = holding(worker("d", Stage.DECODE), 6)
+        assert not goes_local(self.wanted(), Crowd([worker("p")], [warm]), 0)
+        assert not goes_local(self.wanted(), Crowd([], [warm]), 0)
+        warm.credit(0, 0, 0)
+        assert goes_local(self.wanted(), Crowd([], [warm]), 1000)
+        assert goes_local(self.wanted(), Crowd([], []), 1000)
+
+    def test_it_goes_where_least_is_to_compute_and_then_where_most_is_free(self) -> None:
+        local = self.wanted(stage=Stage.DECODE, local_max_tokens=1000)
+        one, two = worker("d1", Stage.DECODE, slots=3), worker("d2", Stage.DECODE, slots=2)
+        choice = place(local, Crowd([], [one, two]))
+        assert (choice.worker, choice.reason) == (one, Reason.LOAD)
+        holding(two, 3)
+        choice = place(local, Crowd([], [one, two]))
+        assert (choice.worker, choice.reason, choice.num_cached) == (two, Reason.CACHE, 48)
+        two.credit(2, 100, 0, 500)
+        assert choose(local, Crowd([], [one, two])) is one, "much waits to be computed there"
+
+    def test_blocks_that_are_gone_by_now_leave_any_worker_as_good(self) -> None:
+        local = self.wanted(stage=Stage.DECODE, local_max_tokens=4)
+        one = worker("d1", Stage.DECODE)
+        assert choose(local, Crowd([worker("p")], [one])) is one
+
+    def test_an_output_goes_on_at_the_revision_that_began_it(self) -> None:
+        local = self.wanted(stage=Stage.DECODE, local_max_tokens=1000, revision="new")
+        old, new = worker("d1", Stage.DECODE, slots=9, revision="old"), worker("d2", Stage.DECODE, revision="new")
+        assert choose(local, Crowd([], [old, new])) is new

@@ -1,23 +1,14 @@
-"""The scheduler against its promises: no block is lost, none is invented, everybody finishes."""
+"""The scheduler's rules one by one; what holds for any order of events is in test_machine.py."""
 
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from meshfire.errors import InternalError, PromptTooLong, QueueFull
 from meshfire.kv.block_pool import BlockPool
-from meshfire.kv.hashing import chain_hashes
 from meshfire.sched.policy import Scheduler
 from meshfire.sched.sequence import Sequence, SequenceState
-
-P = 4
-
-
-def sequence_of(token_ids: list[int], num_prompt_tokens: int | None = None) -> Sequence:
-    hashes = tuple(chain_hashes(token_ids, P, model_revision="r"))
-    return Sequence(list(token_ids), num_prompt_tokens or len(token_ids), hashes)
+from tests.unit.sched.naming import P, sequence_of
 
 
 def scheduler_over(num_blocks: int, *, max_active: int = 4, max_waiting: int = 4) -> tuple[Scheduler, BlockPool]:
@@ -26,19 +17,20 @@ def scheduler_over(num_blocks: int, *, max_active: int = 4, max_waiting: int = 4
 
 
 def started(scheduler: Scheduler, token_ids: list[int]) -> Sequence:
-    sequence = sequence_of(token_ids)
+    """Its KV came from elsewhere."""
+    sequence = sequence_of(token_ids, kv_comes=True)
     scheduler.add(sequence)
     assert scheduler.admit() == [sequence]
-    scheduler.start(sequence)
+    scheduler.arrived(sequence)
     return sequence
 
 
 def step(scheduler: Scheduler, token_id: int = 7) -> list[Sequence]:
-    """What an engine does: grow, compute, append."""
+    """What an engine does with sequences in the middle of their output: grow, compute, append."""
     preempted = scheduler.grow()
     for sequence in scheduler.running:
-        sequence.num_computed_tokens = sequence.num_tokens
         sequence.append(token_id)
+        scheduler.computed(sequence, sequence.num_tokens - 1)
     return preempted
 
 
@@ -83,7 +75,7 @@ def test_a_sequence_that_no_empty_pool_could_hold_is_refused_at_once() -> None:
 def test_a_published_prefix_is_shared_and_only_the_rest_allocated() -> None:
     scheduler, pool = scheduler_over(10)
     first = started(scheduler, list(range(10)))
-    second = sequence_of([*range(8), 99])
+    second = sequence_of([*range(8), 99], kv_comes=True)
     scheduler.add(second)
     scheduler.admit()
     assert second.num_held_blocks == 2
@@ -95,11 +87,26 @@ def test_a_published_prefix_is_shared_and_only_the_rest_allocated() -> None:
 def test_a_partial_block_is_never_shared() -> None:
     scheduler, _ = scheduler_over(10)
     first = started(scheduler, list(range(6)))
-    second = sequence_of(list(range(6)))
+    second = sequence_of(list(range(6)), kv_comes=True)
     scheduler.add(second)
     scheduler.admit()
     assert second.num_held_blocks == 1
     assert set(second.block_table[1:]).isdisjoint(first.block_table)
+
+
+@pytest.mark.parametrize(("wanted_from", "num_computed"), [(None, 4), (0, 0), (3, 0), (7, 4)])
+def test_a_sequence_that_is_computed_keeps_the_hidden_states_that_are_wanted(
+    wanted_from: int | None, num_computed: int
+) -> None:
+    """All 8 tokens are published; the last one's state is wanted in any case."""
+    scheduler, _ = scheduler_over(10)
+    started(scheduler, list(range(8)))
+    sequence = sequence_of(list(range(8)))
+    sequence.wanted_from = wanted_from
+    scheduler.add(sequence)
+    scheduler.admit()
+    scheduler.compute(sequence)
+    assert sequence.num_computed_tokens == num_computed
 
 
 def test_a_block_is_allocated_when_a_sequence_crosses_the_border_and_not_before() -> None:
@@ -112,8 +119,20 @@ def test_a_block_is_allocated_when_a_sequence_crosses_the_border_and_not_before(
     assert sizes == [1, 1, 2, 2, 2, 2]  # tokens to compute: 3 (none yet), 4, 5, 6, 7, 8
 
 
+def test_blocks_that_an_output_fills_are_shared() -> None:
+    scheduler, _ = scheduler_over(10)
+    first = started(scheduler, [1, 2])
+    for token_id in range(10, 18):
+        step(scheduler, token_id)
+    second = sequence_of([1, 2, *range(10, 18)])
+    scheduler.add(second)
+    scheduler.admit()
+    assert second.num_held_blocks == 2, "9 of the 10 tokens are computed"
+    assert second.block_table[:2] == first.block_table[:2]
+
+
 def test_the_newest_is_preempted_and_the_oldest_gets_its_block() -> None:
-    scheduler, pool = scheduler_over(5)
+    scheduler, pool = scheduler_over(7)
     old = started(scheduler, [1] * 4)
     middle = started(scheduler, [2] * 4)
     new = started(scheduler, [3] * 3)
@@ -121,23 +140,42 @@ def test_the_newest_is_preempted_and_the_oldest_gets_its_block() -> None:
     for sequence in (old, middle, new):
         sequence.append(9)
     assert scheduler.grow() == [new, middle]
-    assert new.state is middle.state is SequenceState.ENDED
+    assert new.state is middle.state is SequenceState.WAITING
     assert len(old.block_table) == 2
     pool.release(hoarded)
+    late = sequence_of([4])
+    scheduler.add(late)
     scheduler.remove(old)
-    pool.check()
-    assert pool.num_free == 5
+    assert scheduler.admit() == [middle, new, late], "in order of arrival"
 
 
-def test_a_sequence_that_reads_its_kv_is_preempted_like_a_running_one() -> None:
+def test_a_preempted_sequence_finds_its_blocks_again_and_computes_the_rest() -> None:
+    scheduler, pool = scheduler_over(9)
+    old = started(scheduler, [1] * 4)
+    new = started(scheduler, [2] * 4)
+    for _ in range(6):
+        step(scheduler)
+    hoarded = pool.allocate(pool.num_free)
+    for _ in range(3):
+        old.append(9)
+    assert scheduler.grow() == [new]
+    assert not new.kv_comes
+    pool.release(hoarded)
+    assert scheduler.admit() == [new]
+    scheduler.compute(new)
+    assert (new.num_tokens, new.num_computed_tokens) == (10, 8)
+
+
+def test_a_sequence_that_reads_its_kv_is_preempted_like_a_running_one_and_reads_again() -> None:
     scheduler, pool = scheduler_over(4)
     old = started(scheduler, [1] * 4)
-    reading = sequence_of([2] * 4)
+    reading = sequence_of([2] * 4, kv_comes=True)
     scheduler.add(reading)
     scheduler.admit()
     hoarded = pool.allocate(pool.num_free)
     old.append(9)
     assert scheduler.grow() == [reading]
+    assert reading.kv_comes
     pool.release(hoarded)
 
 
@@ -152,96 +190,19 @@ def test_ending_twice_is_no_error_and_starting_twice_is() -> None:
     scheduler, pool = scheduler_over(4)
     sequence = started(scheduler, [1])
     with pytest.raises(InternalError):
-        scheduler.start(sequence)
+        scheduler.arrived(sequence)
+    with pytest.raises(InternalError):
+        scheduler.compute(sequence)
     scheduler.remove(sequence)
     scheduler.remove(sequence)
     pool.check()
     assert pool.num_free == 4
 
 
-def check(scheduler: Scheduler, pool: BlockPool, live: list[Sequence]) -> None:
-    """Every block in use is in a live sequence's table; a sequence's table has no block twice."""
-    pool.check()
-    used = {block for one in live for block in one.block_table}
-    assert pool.num_blocks - pool.num_free == len(used)
-    for one in live:
-        assert len(set(one.block_table)) == len(one.block_table)
-        assert one.active or not one.block_table
-    written = [one.block_table[one.num_tokens // P :] for one in live if one.active]
-    flat = [block for blocks in written for block in blocks]
-    assert len(set(flat)) == len(flat), "two sequences would write to one block"
-
-
-@settings(max_examples=150, deadline=None)
-@given(st.data())
-def test_no_order_of_arrivals_steps_and_cancels_loses_or_doubles_a_block(data: st.DataObject) -> None:
-    scheduler, pool = scheduler_over(data.draw(st.integers(2, 12)), max_active=data.draw(st.integers(1, 4)))
-    live: list[Sequence] = []
-    for _ in range(data.draw(st.integers(1, 40))):
-        action = data.draw(st.sampled_from(["add", "admit", "start", "step", "cancel"]))
-        if action == "add":
-            new = sequence_of(data.draw(st.lists(st.integers(0, 1), min_size=1, max_size=2 * P * 2)))
-            try:
-                scheduler.add(new)
-            except (QueueFull, PromptTooLong):
-                continue
-            live.append(new)
-        elif action == "admit":
-            scheduler.admit()
-        elif action == "start":
-            for one in live:
-                if one.state is SequenceState.READING:
-                    scheduler.start(one)
-        elif action == "step":
-            if any(one.num_tokens >= pool.num_blocks * P for one in scheduler.running):
-                continue
-            for gone in step(scheduler):
-                live.remove(gone)
-        elif live:
-            victim = live.pop(data.draw(st.integers(0, len(live) - 1)))
-            scheduler.remove(victim)
-        check(scheduler, pool, live)
-    for one in live:
-        scheduler.remove(one)
-    pool.check()
-    assert pool.num_free == pool.num_blocks
-
-
-@settings(max_examples=100, deadline=None)
-@given(
-    num_blocks=st.integers(3, 10),
-    max_active=st.integers(1, 5),
-    wishes=st.lists(st.tuples(st.integers(1, 10), st.integers(1, 12)), min_size=1, max_size=8),
-)
-def test_every_sequence_finishes_though_preempted_ones_start_anew(
-    num_blocks: int, max_active: int, wishes: list[tuple[int, int]]
-) -> None:
-    scheduler, pool = scheduler_over(num_blocks, max_active=max_active, max_waiting=100)
-    capacity = num_blocks * P
-    wanted: dict[int, int] = {}
-    outside = []
-    for name, (num_prompt, num_output) in enumerate(wishes):
-        num_prompt = min(num_prompt, capacity - 1)
-        wanted[name] = min(num_prompt + num_output, capacity)
-        outside.append((name, [name] * num_prompt))
-    names: dict[Sequence, int] = {}
-    done: list[int] = []
-    for _ in range(4000):
-        for name, token_ids in outside:
-            sequence = sequence_of(token_ids)
-            names[sequence] = name
-            scheduler.add(sequence)
-        outside = []
-        for sequence in scheduler.admit():
-            scheduler.start(sequence)
-        for gone in step(scheduler):
-            outside.append((names[gone], gone.token_ids))
-        for sequence in scheduler.running:
-            if sequence.num_tokens >= wanted[names[sequence]]:
-                scheduler.remove(sequence)
-                done.append(names[sequence])
-        if len(done) == len(wishes):
-            break
-    assert sorted(done) == list(range(len(wishes)))
-    pool.check()
-    assert pool.num_free == num_blocks
+def test_kv_that_comes_from_elsewhere_is_not_computed() -> None:
+    scheduler, _ = scheduler_over(4)
+    sequence = sequence_of([1], kv_comes=True)
+    scheduler.add(sequence)
+    scheduler.admit()
+    with pytest.raises(InternalError, match="elsewhere"):
+        scheduler.compute(sequence)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import re
 from pathlib import Path
 
 import pytest
@@ -98,6 +99,20 @@ def test_endless_runs_are_cut_and_nothing_is_lost() -> None:
     cut = list(parts(text))
     assert "".join(cut) == text
     assert [len(one) for one in cut] == [MAX_RUN_CHARS, MAX_RUN_CHARS, 5 + 3 + MAX_RUN_CHARS - 1, 2]
+
+
+@pytest.mark.parametrize("before", [0, 1, 7, MAX_RUN_CHARS - 1, MAX_RUN_CHARS, MAX_RUN_CHARS + 3])
+@pytest.mark.parametrize("over", [-1, 0, 1, 2])
+@pytest.mark.parametrize("kind", [" ", "\u3000", "你", "x"])
+def test_a_run_is_cut_wherever_it_lies(before: int, over: int, kind: str) -> None:
+    """As if every run of the text were measured."""
+    filler = ("a " * before)[:before] if not kind.isspace() else (" a" * before)[-before:] if before else ""
+    text = filler + kind * (MAX_RUN_CHARS + over) + ("a b" if kind.isspace() else " b c")
+    runs = re.findall(r"\s+|\S+", text)
+    pieces = [run[at : at + MAX_RUN_CHARS] for run in runs for at in range(0, len(run), MAX_RUN_CHARS)]
+    num_cuts = len(pieces) - len(runs)
+    assert len(list(parts(text))) == num_cuts + 1
+    assert "".join(parts(text)) == text
 
 
 def test_a_run_of_just_the_limit_is_not_cut() -> None:

@@ -25,7 +25,7 @@ _sym_db = _symbol_database.Default()
 from meshfire.api.common.v1 import tensor_pb2 as meshfire_dot_api_dot_common_dot_v1_dot_tensor__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n7meshfire/api/expert_shard/v1/expert_shard_service.proto\x12\x1cmeshfire.api.expert_shard.v1\x1a#meshfire/api/common/v1/tensor.proto\"\xa4\x02\n\x0e\x46orwardRequest\x12\x0e\n\x06hop_id\x18\x01 \x01(\x03\x12\r\n\x05layer\x18\x02 \x01(\x05\x12\x17\n\x0fplacement_epoch\x18\x03 \x01(\x03\x12.\n\x06hidden\x18\x04 \x01(\x0b\x32\x1e.meshfire.api.common.v1.Tensor\x12\x30\n\x08topk_ids\x18\x05 \x01(\x0b\x32\x1e.meshfire.api.common.v1.Tensor\x12\x34\n\x0ctopk_weights\x18\x06 \x01(\x0b\x32\x1e.meshfire.api.common.v1.Tensor\x12\x14\n\x0ctraceparents\x18\x07 \x03(\t\x12\x1d\n\x15\x66inished_traceparents\x18\x08 \x03(\t\x12\r\n\x05\x66\x61ult\x18\t \x01(\t\"\xc0\x01\n\x0f\x46orwardResponse\x12\x0e\n\x06hop_id\x18\x01 \x01(\x03\x12\x30\n\x06output\x18\x02 \x01(\x0b\x32\x1e.meshfire.api.common.v1.TensorH\x00\x12;\n\x05\x65rror\x18\x03 \x01(\x0b\x32*.meshfire.api.expert_shard.v1.ForwardErrorH\x00\x12\x10\n\x08queue_ns\x18\x04 \x01(\x03\x12\x12\n\ncompute_ns\x18\x05 \x01(\x03\x42\x08\n\x06result\"\xac\x01\n\x0c\x46orwardError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12J\n\x08metadata\x18\x03 \x03(\x0b\x32\x38.meshfire.api.expert_shard.v1.ForwardError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\":\n\x0b\x45xpertRange\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\r\n\x05\x66irst\x18\x02 \x01(\x05\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\"\x16\n\x14\x44\x65scribeShardRequest\"\xd1\x01\n\x15\x44\x65scribeShardResponse\x12\x10\n\x08shard_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x18\n\x10placement_epochs\x18\x04 \x03(\x03\x12:\n\x07\x65xperts\x18\x05 \x03(\x0b\x32).meshfire.api.expert_shard.v1.ExpertRange\x12\x14\n\x0cweight_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bhidden_size\x18\x07 \x01(\x05\"i\n\x12LoadExpertsRequest\x12\x17\n\x0fplacement_epoch\x18\x01 \x01(\x03\x12:\n\x07\x65xperts\x18\x02 \x03(\x0b\x32).meshfire.api.expert_shard.v1.ExpertRange\"+\n\x13LoadExpertsResponse\x12\x14\n\x0cweight_bytes\x18\x01 \x01(\x03\"h\n\x14UnloadExpertsRequest\x12\x14\n\x0coldest_epoch\x18\x01 \x01(\x03\x12:\n\x07\x65xperts\x18\x02 \x03(\x0b\x32).meshfire.api.expert_shard.v1.ExpertRange\"-\n\x15UnloadExpertsResponse\x12\x14\n\x0cweight_bytes\x18\x01 \x01(\x03\"\x11\n\x0fReadLoadRequest\"K\n\x10ReadLoadResponse\x12\x37\n\x05loads\x18\x01 \x03(\x0b\x32(.meshfire.api.expert_shard.v1.ExpertLoad\"?\n\nExpertLoad\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\x0e\n\x06\x65xpert\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x03\x32\xd3\x04\n\x12\x45xpertShardService\x12j\n\x07\x46orward\x12,.meshfire.api.expert_shard.v1.ForwardRequest\x1a-.meshfire.api.expert_shard.v1.ForwardResponse(\x01\x30\x01\x12x\n\rDescribeShard\x12\x32.meshfire.api.expert_shard.v1.DescribeShardRequest\x1a\x33.meshfire.api.expert_shard.v1.DescribeShardResponse\x12r\n\x0bLoadExperts\x12\x30.meshfire.api.expert_shard.v1.LoadExpertsRequest\x1a\x31.meshfire.api.expert_shard.v1.LoadExpertsResponse\x12x\n\rUnloadExperts\x12\x32.meshfire.api.expert_shard.v1.UnloadExpertsRequest\x1a\x33.meshfire.api.expert_shard.v1.UnloadExpertsResponse\x12i\n\x08ReadLoad\x12-.meshfire.api.expert_shard.v1.ReadLoadRequest\x1a..meshfire.api.expert_shard.v1.ReadLoadResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n7meshfire/api/expert_shard/v1/expert_shard_service.proto\x12\x1cmeshfire.api.expert_shard.v1\x1a#meshfire/api/common/v1/tensor.proto\"\xa4\x02\n\x0e\x46orwardRequest\x12\x0e\n\x06hop_id\x18\x01 \x01(\x03\x12\r\n\x05layer\x18\x02 \x01(\x05\x12\x17\n\x0fplacement_epoch\x18\x03 \x01(\x03\x12.\n\x06hidden\x18\x04 \x01(\x0b\x32\x1e.meshfire.api.common.v1.Tensor\x12\x30\n\x08topk_ids\x18\x05 \x01(\x0b\x32\x1e.meshfire.api.common.v1.Tensor\x12\x34\n\x0ctopk_weights\x18\x06 \x01(\x0b\x32\x1e.meshfire.api.common.v1.Tensor\x12\x14\n\x0ctraceparents\x18\x07 \x03(\t\x12\x1d\n\x15\x66inished_traceparents\x18\x08 \x03(\t\x12\r\n\x05\x66\x61ult\x18\t \x01(\t\"\xc0\x01\n\x0f\x46orwardResponse\x12\x0e\n\x06hop_id\x18\x01 \x01(\x03\x12\x30\n\x06output\x18\x02 \x01(\x0b\x32\x1e.meshfire.api.common.v1.TensorH\x00\x12;\n\x05\x65rror\x18\x03 \x01(\x0b\x32*.meshfire.api.expert_shard.v1.ForwardErrorH\x00\x12\x10\n\x08queue_ns\x18\x04 \x01(\x03\x12\x12\n\ncompute_ns\x18\x05 \x01(\x03\x42\x08\n\x06result\"\xac\x01\n\x0c\x46orwardError\x12\x0e\n\x06reason\x18\x01 \x01(\t\x12\x0f\n\x07message\x18\x02 \x01(\t\x12J\n\x08metadata\x18\x03 \x03(\x0b\x32\x38.meshfire.api.expert_shard.v1.ForwardError.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\":\n\x0b\x45xpertRange\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\r\n\x05\x66irst\x18\x02 \x01(\x05\x12\r\n\x05\x63ount\x18\x03 \x01(\x05\"\x16\n\x14\x44\x65scribeShardRequest\"\xe7\x01\n\x15\x44\x65scribeShardResponse\x12\x10\n\x08shard_id\x18\x01 \x01(\t\x12\r\n\x05model\x18\x02 \x01(\t\x12\x16\n\x0emodel_revision\x18\x03 \x01(\t\x12\x18\n\x10placement_epochs\x18\x04 \x03(\x03\x12:\n\x07\x65xperts\x18\x05 \x03(\x0b\x32).meshfire.api.expert_shard.v1.ExpertRange\x12\x14\n\x0cweight_bytes\x18\x06 \x01(\x03\x12\x13\n\x0bhidden_size\x18\x07 \x01(\x05\x12\x14\n\x0clocal_socket\x18\x08 \x01(\t\"i\n\x12LoadExpertsRequest\x12\x17\n\x0fplacement_epoch\x18\x01 \x01(\x03\x12:\n\x07\x65xperts\x18\x02 \x03(\x0b\x32).meshfire.api.expert_shard.v1.ExpertRange\"+\n\x13LoadExpertsResponse\x12\x14\n\x0cweight_bytes\x18\x01 \x01(\x03\"h\n\x14UnloadExpertsRequest\x12\x14\n\x0coldest_epoch\x18\x01 \x01(\x03\x12:\n\x07\x65xperts\x18\x02 \x03(\x0b\x32).meshfire.api.expert_shard.v1.ExpertRange\"-\n\x15UnloadExpertsResponse\x12\x14\n\x0cweight_bytes\x18\x01 \x01(\x03\"\x11\n\x0fReadLoadRequest\"K\n\x10ReadLoadResponse\x12\x37\n\x05loads\x18\x01 \x03(\x0b\x32(.meshfire.api.expert_shard.v1.ExpertLoad\"?\n\nExpertLoad\x12\r\n\x05layer\x18\x01 \x01(\x05\x12\x0e\n\x06\x65xpert\x18\x02 \x01(\x05\x12\x12\n\nnum_tokens\x18\x03 \x01(\x03\x32\xd3\x04\n\x12\x45xpertShardService\x12j\n\x07\x46orward\x12,.meshfire.api.expert_shard.v1.ForwardRequest\x1a-.meshfire.api.expert_shard.v1.ForwardResponse(\x01\x30\x01\x12x\n\rDescribeShard\x12\x32.meshfire.api.expert_shard.v1.DescribeShardRequest\x1a\x33.meshfire.api.expert_shard.v1.DescribeShardResponse\x12r\n\x0bLoadExperts\x12\x30.meshfire.api.expert_shard.v1.LoadExpertsRequest\x1a\x31.meshfire.api.expert_shard.v1.LoadExpertsResponse\x12x\n\rUnloadExperts\x12\x32.meshfire.api.expert_shard.v1.UnloadExpertsRequest\x1a\x33.meshfire.api.expert_shard.v1.UnloadExpertsResponse\x12i\n\x08ReadLoad\x12-.meshfire.api.expert_shard.v1.ReadLoadRequest\x1a..meshfire.api.expert_shard.v1.ReadLoadResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -47,21 +47,21 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_DESCRIBESHARDREQUEST']._serialized_start=851
   _globals['_DESCRIBESHARDREQUEST']._serialized_end=873
   _globals['_DESCRIBESHARDRESPONSE']._serialized_start=876
-  _globals['_DESCRIBESHARDRESPONSE']._serialized_end=1085
-  _globals['_LOADEXPERTSREQUEST']._serialized_start=1087
-  _globals['_LOADEXPERTSREQUEST']._serialized_end=1192
-  _globals['_LOADEXPERTSRESPONSE']._serialized_start=1194
-  _globals['_LOADEXPERTSRESPONSE']._serialized_end=1237
-  _globals['_UNLOADEXPERTSREQUEST']._serialized_start=1239
-  _globals['_UNLOADEXPERTSREQUEST']._serialized_end=1343
-  _globals['_UNLOADEXPERTSRESPONSE']._serialized_start=1345
-  _globals['_UNLOADEXPERTSRESPONSE']._serialized_end=1390
-  _globals['_READLOADREQUEST']._serialized_start=1392
-  _globals['_READLOADREQUEST']._serialized_end=1409
-  _globals['_READLOADRESPONSE']._serialized_start=1411
-  _globals['_READLOADRESPONSE']._serialized_end=1486
-  _globals['_EXPERTLOAD']._serialized_start=1488
-  _globals['_EXPERTLOAD']._serialized_end=1551
-  _globals['_EXPERTSHARDSERVICE']._serialized_start=1554
-  _globals['_EXPERTSHARDSERVICE']._serialized_end=2149
+  _globals['_DESCRIBESHARDRESPONSE']._serialized_end=1107
+  _globals['_LOADEXPERTSREQUEST']._serialized_start=1109
+  _globals['_LOADEXPERTSREQUEST']._serialized_end=1214
+  _globals['_LOADEXPERTSRESPONSE']._serialized_start=1216
+  _globals['_LOADEXPERTSRESPONSE']._serialized_end=1259
+  _globals['_UNLOADEXPERTSREQUEST']._serialized_start=1261
+  _globals['_UNLOADEXPERTSREQUEST']._serialized_end=1365
+  _globals['_UNLOADEXPERTSRESPONSE']._serialized_start=1367
+  _globals['_UNLOADEXPERTSRESPONSE']._serialized_end=1412
+  _globals['_READLOADREQUEST']._serialized_start=1414
+  _globals['_READLOADREQUEST']._serialized_end=1431
+  _globals['_READLOADRESPONSE']._serialized_start=1433
+  _globals['_READLOADRESPONSE']._serialized_end=1508
+  _globals['_EXPERTLOAD']._serialized_start=1510
+  _globals['_EXPERTLOAD']._serialized_end=1573
+  _globals['_EXPERTSHARDSERVICE']._serialized_start=1576
+  _globals['_EXPERTSHARDSERVICE']._serialized_end=2171
 # @@protoc_insertion_point(module_scope)

@@ -241,6 +241,7 @@ class DescribeShardResponse(_message.Message):
     EXPERTS_FIELD_NUMBER: _builtins.int
     WEIGHT_BYTES_FIELD_NUMBER: _builtins.int
     HIDDEN_SIZE_FIELD_NUMBER: _builtins.int
+    LOCAL_SOCKET_FIELD_NUMBER: _builtins.int
     shard_id: _builtins.str
     """Shard id, as in the placement document."""
     model: _builtins.str
@@ -251,6 +252,8 @@ class DescribeShardResponse(_message.Message):
     """Bytes of their weights."""
     hidden_size: _builtins.int
     """H."""
+    local_socket: _builtins.str
+    """Name of the abstract Unix socket on which callers on this machine, of this user, may send their hops; empty = none."""
     @_builtins.property
     def placement_epochs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Placement epochs that it serves, ascending."""
@@ -269,10 +272,11 @@ class DescribeShardResponse(_message.Message):
         experts: _abc.Iterable[Global___ExpertRange] | None = ...,
         weight_bytes: _builtins.int = ...,
         hidden_size: _builtins.int = ...,
+        local_socket: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "hidden_size", b"hidden_size", "model", b"model", "model_revision", b"model_revision", "placement_epochs", b"placement_epochs", "shard_id", b"shard_id", "weight_bytes", b"weight_bytes"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["experts", b"experts", "hidden_size", b"hidden_size", "local_socket", b"local_socket", "model", b"model", "model_revision", b"model_revision", "placement_epochs", b"placement_epochs", "shard_id", b"shard_id", "weight_bytes", b"weight_bytes"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

@@ -22,47 +22,48 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from meshfire.api.common.v1 import output_rule_pb2 as meshfire_dot_api_dot_common_dot_v1_dot_output__rule__pb2
 from meshfire.api.common.v1 import sampling_pb2 as meshfire_dot_api_dot_common_dot_v1_dot_sampling__pb2
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as meshfire_dot_api_dot_tokenizer_dot_v1_dot_tokenizer__service__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.meshfire/api/router/v1/inference_service.proto\x12\x16meshfire.api.router.v1\x1a%meshfire/api/common/v1/sampling.proto\x1a\x31meshfire/api/tokenizer/v1/tokenizer_service.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\x9d\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.meshfire.api.tokenizer.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x04 \x01(\x0b\x32 .meshfire.api.router.v1.TokenIdsH\x00\x12\x38\n\x08sampling\x18\x05 \x01(\x0b\x32&.meshfire.api.common.v1.SamplingParams\x12\x13\n\x0bsession_key\x18\x06 \x01(\t\x12\x32\n\x08priority\x18\x07 \x01(\x0e\x32 .meshfire.api.router.v1.Priority\x12\x1f\n\x17return_prompt_token_ids\x18\x08 \x01(\x08\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x1b\n\x13keep_special_tokens\x18\n \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x0b \x01(\x08\x12\x16\n\x0ereject_if_busy\x18\x0c \x01(\x08\x42\x08\n\x06prompt\"\x87\x02\n\x10GenerateResponse\x12:\n\x07started\x18\x01 \x01(\x0b\x32\'.meshfire.api.router.v1.GenerateStartedH\x00\x12\x36\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32%.meshfire.api.router.v1.GenerateDeltaH\x00\x12<\n\x08\x66inished\x18\x03 \x01(\x0b\x32(.meshfire.api.router.v1.GenerateFinishedH\x00\x12\x38\n\x06prompt\x18\x04 \x01(\x0b\x32&.meshfire.api.router.v1.GeneratePromptH\x00\x42\x07\n\x05\x65vent\"z\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\x12\x0c\n\x04seed\x18\x05 \x01(\x03\"\x7f\n\x0eGeneratePrompt\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x37\n\x08logprobs\x18\x03 \x03(\x0b\x32%.meshfire.api.common.v1.TokenLogprobs\x12\x13\n\x0b\x66irst_piece\x18\x04 \x01(\x0c\"\xa1\x01\n\rGenerateDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x37\n\x08logprobs\x18\x03 \x03(\x0b\x32%.meshfire.api.common.v1.TokenLogprobs\x12\x36\n\x06\x65vents\x18\x04 \x03(\x0b\x32&.meshfire.api.tokenizer.v1.OutputEvent\"\x88\x02\n\x10GenerateFinished\x12;\n\rfinish_reason\x18\x01 \x01(\x0e\x32$.meshfire.api.common.v1.FinishReason\x12\x15\n\x08stop_hit\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12,\n\x05usage\x18\x04 \x01(\x0b\x32\x1d.meshfire.api.router.v1.Usage\x12\x37\n\x07receipt\x18\x05 \x01(\x0b\x32&.meshfire.api.router.v1.RoutingReceiptB\x0b\n\t_stop_hitB\x10\n\x0e_stop_token_id\"\x8d\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x05\x12\x1c\n\x14num_reasoning_tokens\x18\x04 \x01(\x05\x12\x15\n\rmicro_neurons\x18\x05 \x01(\x03\"\xcc\x01\n\x0eRoutingReceipt\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x02 \x01(\t\x12\x15\n\rnum_failovers\x18\x03 \x01(\x05\x12\x10\n\x08queue_ms\x18\x04 \x01(\x03\x12\x10\n\x08kv_bytes\x18\x05 \x01(\x03\x12\x11\n\tplacement\x18\x06 \x01(\t\x12\x1b\n\x13num_cached_expected\x18\x07 \x01(\x05\x12\x1a\n\x12predicted_queue_ms\x18\x08 \x01(\x03\"n\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.meshfire.api.tokenizer.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x08\n\x06prompt\")\n\x13\x43ountTokensResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.meshfire.api.router.v1.Model\"S\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05*T\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x13\n\x0fPRIORITY_ONLINE\x10\x01\x12\x19\n\x15PRIORITY_ASYNCHRONOUS\x10\x02\x32\xc0\x02\n\x10InferenceService\x12_\n\x08Generate\x12\'.meshfire.api.router.v1.GenerateRequest\x1a(.meshfire.api.router.v1.GenerateResponse0\x01\x12\x66\n\x0b\x43ountTokens\x12*.meshfire.api.router.v1.CountTokensRequest\x1a+.meshfire.api.router.v1.CountTokensResponse\x12\x63\n\nListModels\x12).meshfire.api.router.v1.ListModelsRequest\x1a*.meshfire.api.router.v1.ListModelsResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n.meshfire/api/router/v1/inference_service.proto\x12\x16meshfire.api.router.v1\x1a(meshfire/api/common/v1/output_rule.proto\x1a%meshfire/api/common/v1/sampling.proto\x1a\x31meshfire/api/tokenizer/v1/tokenizer_service.proto\"\x17\n\x08TokenIds\x12\x0b\n\x03ids\x18\x01 \x03(\x05\"\xcf\x03\n\x0fGenerateRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.meshfire.api.tokenizer.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x35\n\ttoken_ids\x18\x04 \x01(\x0b\x32 .meshfire.api.router.v1.TokenIdsH\x00\x12\x38\n\x08sampling\x18\x05 \x01(\x0b\x32&.meshfire.api.common.v1.SamplingParams\x12\x13\n\x0bsession_key\x18\x06 \x01(\t\x12\x32\n\x08priority\x18\x07 \x01(\x0e\x32 .meshfire.api.router.v1.Priority\x12\x1f\n\x17return_prompt_token_ids\x18\x08 \x01(\x08\x12\x12\n\ncache_salt\x18\t \x01(\t\x12\x1b\n\x13keep_special_tokens\x18\n \x01(\x08\x12\x0c\n\x04\x65\x63ho\x18\x0b \x01(\x08\x12\x16\n\x0ereject_if_busy\x18\x0c \x01(\x08\x12\x30\n\x04rule\x18\r \x01(\x0b\x32\".meshfire.api.common.v1.OutputRuleB\x08\n\x06prompt\"\x87\x02\n\x10GenerateResponse\x12:\n\x07started\x18\x01 \x01(\x0b\x32\'.meshfire.api.router.v1.GenerateStartedH\x00\x12\x36\n\x05\x64\x65lta\x18\x02 \x01(\x0b\x32%.meshfire.api.router.v1.GenerateDeltaH\x00\x12<\n\x08\x66inished\x18\x03 \x01(\x0b\x32(.meshfire.api.router.v1.GenerateFinishedH\x00\x12\x38\n\x06prompt\x18\x04 \x01(\x0b\x32&.meshfire.api.router.v1.GeneratePromptH\x00\x42\x07\n\x05\x65vent\"z\n\x0fGenerateStarted\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\x10\n\x08trace_id\x18\x02 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x03 \x01(\x05\x12\x18\n\x10prompt_token_ids\x18\x04 \x03(\x05\x12\x0c\n\x04seed\x18\x05 \x01(\x03\"\x7f\n\x0eGeneratePrompt\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x37\n\x08logprobs\x18\x03 \x03(\x0b\x32%.meshfire.api.common.v1.TokenLogprobs\x12\x13\n\x0b\x66irst_piece\x18\x04 \x01(\x0c\"\xa1\x01\n\rGenerateDelta\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x11\n\ttoken_ids\x18\x02 \x03(\x05\x12\x37\n\x08logprobs\x18\x03 \x03(\x0b\x32%.meshfire.api.common.v1.TokenLogprobs\x12\x36\n\x06\x65vents\x18\x04 \x03(\x0b\x32&.meshfire.api.tokenizer.v1.OutputEvent\"\x88\x02\n\x10GenerateFinished\x12;\n\rfinish_reason\x18\x01 \x01(\x0e\x32$.meshfire.api.common.v1.FinishReason\x12\x15\n\x08stop_hit\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x1a\n\rstop_token_id\x18\x03 \x01(\x05H\x01\x88\x01\x01\x12,\n\x05usage\x18\x04 \x01(\x0b\x32\x1d.meshfire.api.router.v1.Usage\x12\x37\n\x07receipt\x18\x05 \x01(\x0b\x32&.meshfire.api.router.v1.RoutingReceiptB\x0b\n\t_stop_hitB\x10\n\x0e_stop_token_id\"\x8d\x01\n\x05Usage\x12\x19\n\x11num_prompt_tokens\x18\x01 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x02 \x01(\x05\x12\x19\n\x11num_output_tokens\x18\x03 \x01(\x05\x12\x1c\n\x14num_reasoning_tokens\x18\x04 \x01(\x05\x12\x15\n\rmicro_neurons\x18\x05 \x01(\x03\"\xcc\x01\n\x0eRoutingReceipt\x12\x19\n\x11prefill_worker_id\x18\x01 \x01(\t\x12\x18\n\x10\x64\x65\x63ode_worker_id\x18\x02 \x01(\t\x12\x15\n\rnum_failovers\x18\x03 \x01(\x05\x12\x10\n\x08queue_ms\x18\x04 \x01(\x03\x12\x10\n\x08kv_bytes\x18\x05 \x01(\x03\x12\x11\n\tplacement\x18\x06 \x01(\t\x12\x1b\n\x13num_cached_expected\x18\x07 \x01(\x05\x12\x1a\n\x12predicted_queue_ms\x18\x08 \x01(\x03\"n\n\x12\x43ountTokensRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.meshfire.api.tokenizer.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x08\n\x06prompt\")\n\x13\x43ountTokensResponse\x12\x12\n\nnum_tokens\x18\x01 \x01(\x05\"\x13\n\x11ListModelsRequest\"C\n\x12ListModelsResponse\x12-\n\x06models\x18\x01 \x03(\x0b\x32\x1d.meshfire.api.router.v1.Model\"S\n\x05Model\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x10\n\x08revision\x18\x02 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x03 \x01(\x05\x12\x12\n\nvocab_size\x18\x04 \x01(\x05*T\n\x08Priority\x12\x18\n\x14PRIORITY_UNSPECIFIED\x10\x00\x12\x13\n\x0fPRIORITY_ONLINE\x10\x01\x12\x19\n\x15PRIORITY_ASYNCHRONOUS\x10\x02\x32\xc0\x02\n\x10InferenceService\x12_\n\x08Generate\x12\'.meshfire.api.router.v1.GenerateRequest\x1a(.meshfire.api.router.v1.GenerateResponse0\x01\x12\x66\n\x0b\x43ountTokens\x12*.meshfire.api.router.v1.CountTokensRequest\x1a+.meshfire.api.router.v1.CountTokensResponse\x12\x63\n\nListModels\x12).meshfire.api.router.v1.ListModelsRequest\x1a*.meshfire.api.router.v1.ListModelsResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'meshfire.api.router.v1.inference_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_PRIORITY']._serialized_start=2236
-  _globals['_PRIORITY']._serialized_end=2320
-  _globals['_TOKENIDS']._serialized_start=164
-  _globals['_TOKENIDS']._serialized_end=187
-  _globals['_GENERATEREQUEST']._serialized_start=190
-  _globals['_GENERATEREQUEST']._serialized_end=603
-  _globals['_GENERATERESPONSE']._serialized_start=606
-  _globals['_GENERATERESPONSE']._serialized_end=869
-  _globals['_GENERATESTARTED']._serialized_start=871
-  _globals['_GENERATESTARTED']._serialized_end=993
-  _globals['_GENERATEPROMPT']._serialized_start=995
-  _globals['_GENERATEPROMPT']._serialized_end=1122
-  _globals['_GENERATEDELTA']._serialized_start=1125
-  _globals['_GENERATEDELTA']._serialized_end=1286
-  _globals['_GENERATEFINISHED']._serialized_start=1289
-  _globals['_GENERATEFINISHED']._serialized_end=1553
-  _globals['_USAGE']._serialized_start=1556
-  _globals['_USAGE']._serialized_end=1697
-  _globals['_ROUTINGRECEIPT']._serialized_start=1700
-  _globals['_ROUTINGRECEIPT']._serialized_end=1904
-  _globals['_COUNTTOKENSREQUEST']._serialized_start=1906
-  _globals['_COUNTTOKENSREQUEST']._serialized_end=2016
-  _globals['_COUNTTOKENSRESPONSE']._serialized_start=2018
-  _globals['_COUNTTOKENSRESPONSE']._serialized_end=2059
-  _globals['_LISTMODELSREQUEST']._serialized_start=2061
-  _globals['_LISTMODELSREQUEST']._serialized_end=2080
-  _globals['_LISTMODELSRESPONSE']._serialized_start=2082
-  _globals['_LISTMODELSRESPONSE']._serialized_end=2149
-  _globals['_MODEL']._serialized_start=2151
-  _globals['_MODEL']._serialized_end=2234
-  _globals['_INFERENCESERVICE']._serialized_start=2323
-  _globals['_INFERENCESERVICE']._serialized_end=2643
+  _globals['_PRIORITY']._serialized_start=2328
+  _globals['_PRIORITY']._serialized_end=2412
+  _globals['_TOKENIDS']._serialized_start=206
+  _globals['_TOKENIDS']._serialized_end=229
+  _globals['_GENERATEREQUEST']._serialized_start=232
+  _globals['_GENERATEREQUEST']._serialized_end=695
+  _globals['_GENERATERESPONSE']._serialized_start=698
+  _globals['_GENERATERESPONSE']._serialized_end=961
+  _globals['_GENERATESTARTED']._serialized_start=963
+  _globals['_GENERATESTARTED']._serialized_end=1085
+  _globals['_GENERATEPROMPT']._serialized_start=1087
+  _globals['_GENERATEPROMPT']._serialized_end=1214
+  _globals['_GENERATEDELTA']._serialized_start=1217
+  _globals['_GENERATEDELTA']._serialized_end=1378
+  _globals['_GENERATEFINISHED']._serialized_start=1381
+  _globals['_GENERATEFINISHED']._serialized_end=1645
+  _globals['_USAGE']._serialized_start=1648
+  _globals['_USAGE']._serialized_end=1789
+  _globals['_ROUTINGRECEIPT']._serialized_start=1792
+  _globals['_ROUTINGRECEIPT']._serialized_end=1996
+  _globals['_COUNTTOKENSREQUEST']._serialized_start=1998
+  _globals['_COUNTTOKENSREQUEST']._serialized_end=2108
+  _globals['_COUNTTOKENSRESPONSE']._serialized_start=2110
+  _globals['_COUNTTOKENSRESPONSE']._serialized_end=2151
+  _globals['_LISTMODELSREQUEST']._serialized_start=2153
+  _globals['_LISTMODELSREQUEST']._serialized_end=2172
+  _globals['_LISTMODELSRESPONSE']._serialized_start=2174
+  _globals['_LISTMODELSRESPONSE']._serialized_end=2241
+  _globals['_MODEL']._serialized_start=2243
+  _globals['_MODEL']._serialized_end=2326
+  _globals['_INFERENCESERVICE']._serialized_start=2415
+  _globals['_INFERENCESERVICE']._serialized_end=2735
 # @@protoc_insertion_point(module_scope)

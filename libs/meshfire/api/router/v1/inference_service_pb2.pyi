@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from meshfire.api.common.v1 import output_rule_pb2 as _output_rule_pb2
 from meshfire.api.common.v1 import sampling_pb2 as _sampling_pb2
 from meshfire.api.tokenizer.v1 import tokenizer_service_pb2 as _tokenizer_service_pb2
 import builtins as _builtins
@@ -87,6 +88,7 @@ class GenerateRequest(_message.Message):
     KEEP_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     ECHO_FIELD_NUMBER: _builtins.int
     REJECT_IF_BUSY_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name, see ListModels."""
     text: _builtins.str
@@ -117,6 +119,10 @@ class GenerateRequest(_message.Message):
     def sampling(self) -> _sampling_pb2.SamplingParams:
         """How to choose tokens."""
 
+    @_builtins.property
+    def rule(self) -> _output_rule_pb2.OutputRule:
+        """What the output must look like. Without it, declared tools may be called as the model likes."""
+
     def __init__(
         self,
         *,
@@ -132,10 +138,11 @@ class GenerateRequest(_message.Message):
         keep_special_tokens: _builtins.bool = ...,
         echo: _builtins.bool = ...,
         reject_if_busy: _builtins.bool = ...,
+        rule: _output_rule_pb2.OutputRule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "prompt", b"prompt", "rule", b"rule", "sampling", b"sampling", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "reject_if_busy", b"reject_if_busy", "return_prompt_token_ids", b"return_prompt_token_ids", "sampling", b"sampling", "session_key", b"session_key", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "chat", b"chat", "echo", b"echo", "keep_special_tokens", b"keep_special_tokens", "model", b"model", "priority", b"priority", "prompt", b"prompt", "reject_if_busy", b"reject_if_busy", "return_prompt_token_ids", b"return_prompt_token_ids", "rule", b"rule", "sampling", b"sampling", "session_key", b"session_key", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_prompt: _TypeAlias = _typing.Literal["chat", "text", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_prompt: _TypeAlias = _typing.Literal["prompt", b"prompt"]  # noqa: Y015

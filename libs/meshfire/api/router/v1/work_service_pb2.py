@@ -23,10 +23,11 @@ _sym_db = _symbol_database.Default()
 
 
 from meshfire.api.common.v1 import kv_pb2 as meshfire_dot_api_dot_common_dot_v1_dot_kv__pb2
+from meshfire.api.common.v1 import output_rule_pb2 as meshfire_dot_api_dot_common_dot_v1_dot_output__rule__pb2
 from meshfire.api.common.v1 import sampling_pb2 as meshfire_dot_api_dot_common_dot_v1_dot_sampling__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)meshfire/api/router/v1/work_service.proto\x12\x16meshfire.api.router.v1\x1a\x1fmeshfire/api/common/v1/kv.proto\x1a%meshfire/api/common/v1/sampling.proto\"\xe1\x03\n\x0bWorkRequest\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.meshfire.api.router.v1.WorkerHelloH\x00\x12\x36\n\x06\x63redit\x18\x02 \x01(\x0b\x32$.meshfire.api.router.v1.WorkerCreditH\x00\x12\x38\n\x08progress\x18\x03 \x01(\x0b\x32$.meshfire.api.router.v1.StepProgressH\x00\x12\x33\n\x08kv_offer\x18\x04 \x01(\x0b\x32\x1f.meshfire.api.router.v1.KvOfferH\x00\x12\x39\n\x08\x66inished\x18\x05 \x01(\x0b\x32%.meshfire.api.router.v1.LeaseFinishedH\x00\x12\x35\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32#.meshfire.api.router.v1.LeaseFailedH\x00\x12\x41\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32&.meshfire.api.router.v1.PromptLogprobsH\x00\x12\x35\n\tkv_events\x18\x08 \x01(\x0b\x32 .meshfire.api.router.v1.KvEventsH\x00\x42\t\n\x07message\"\xef\x01\n\x0cWorkResponse\x12\x38\n\x07welcome\x18\x01 \x01(\x0b\x32%.meshfire.api.router.v1.RouterWelcomeH\x00\x12.\n\x05lease\x18\x02 \x01(\x0b\x32\x1d.meshfire.api.router.v1.LeaseH\x00\x12\x35\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32#.meshfire.api.router.v1.LeaseCancelH\x00\x12\x33\n\x08kv_grant\x18\x04 \x01(\x0b\x32\x1f.meshfire.api.router.v1.KvGrantH\x00\x42\t\n\x07message\"\x83\x02\n\x0bWorkerHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x30\n\x04role\x18\x02 \x01(\x0e\x32\".meshfire.api.router.v1.WorkerRole\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x34\n\x08geometry\x18\x05 \x01(\x0b\x32\".meshfire.api.common.v1.KvGeometry\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x07 \x01(\x05\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\x15\n\rend_token_ids\x18\t \x03(\x05\"o\n\x0cWorkerCredit\x12\x11\n\tnum_slots\x18\x01 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x02 \x01(\x03\x12\x17\n\x0fnum_leases_seen\x18\x03 \x01(\x03\x12\x1a\n\x12num_pending_tokens\x18\x04 \x01(\x03\":\n\x08KvEvents\x12\r\n\x05reset\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x03(\x0c\x12\x0f\n\x07removed\x18\x03 \x03(\x0c\"E\n\x0cStepProgress\x12\x35\n\x06tokens\x18\x01 \x03(\x0b\x32%.meshfire.api.router.v1.TokenProgress\"\x93\x01\n\rTokenProgress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.meshfire.api.common.v1.TokenLogprobs\"\x81\x01\n\x0ePromptLogprobs\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\x05\x12\x37\n\x08logprobs\x18\x04 \x03(\x0b\x32%.meshfire.api.common.v1.TokenLogprobs\"\x97\x01\n\x07KvOffer\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0bkv_lease_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\x05\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x12\n\nexpires_ms\x18\x07 \x01(\x03\"@\n\x07KvGrant\x12\x13\n\x0bkv_lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x11\n\treader_id\x18\x03 \x01(\t\"\xaf\x01\n\rLeaseFinished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12;\n\rfinish_reason\x18\x03 \x01(\x0e\x32$.meshfire.api.common.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08kv_bytes\x18\x05 \x01(\x03\x42\x10\n\x0e_stop_token_id\"\xda\x01\n\x0bLeaseFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x43\n\x08metadata\x18\x06 \x03(\x0b\x32\x31.meshfire.api.router.v1.LeaseFailed.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"0\n\x0bLeaseCancel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\"\n\rRouterWelcome\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\xda\x01\n\x05Lease\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x14\n\x0cremaining_ms\x18\x03 \x01(\x03\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\x12\r\n\x05\x66\x61ult\x18\x05 \x01(\t\x12\x36\n\x07prefill\x18\x06 \x01(\x0b\x32#.meshfire.api.router.v1.PrefillWorkH\x00\x12\x34\n\x06\x64\x65\x63ode\x18\x07 \x01(\x0b\x32\".meshfire.api.router.v1.DecodeWorkH\x00\x42\x06\n\x04work\"n\n\x0bPrefillWork\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x12\n\ncache_salt\x18\x02 \x01(\t\x12 \n\x13num_prompt_logprobs\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x16\n\x14_num_prompt_logprobs\"\xfb\x01\n\nDecodeWork\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x05\x12\x12\n\ncache_salt\x18\x03 \x01(\t\x12\x13\n\x0bkv_lease_id\x18\x04 \x01(\t\x12\x12\n\nkv_address\x18\x05 \x01(\t\x12\x38\n\x08sampling\x18\x06 \x01(\x0b\x32&.meshfire.api.common.v1.SamplingParams\x12\x18\n\x10script_token_ids\x18\x07 \x03(\x05\x12\x10\n\x08scripted\x18\x08 \x01(\x08\x12\x1c\n\x14script_ends_with_eos\x18\t \x01(\x08*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\x64\n\x0bWorkService\x12U\n\x04Work\x12#.meshfire.api.router.v1.WorkRequest\x1a$.meshfire.api.router.v1.WorkResponse(\x01\x30\x01\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n)meshfire/api/router/v1/work_service.proto\x12\x16meshfire.api.router.v1\x1a\x1fmeshfire/api/common/v1/kv.proto\x1a(meshfire/api/common/v1/output_rule.proto\x1a%meshfire/api/common/v1/sampling.proto\"\xa4\x04\n\x0bWorkRequest\x12\x34\n\x05hello\x18\x01 \x01(\x0b\x32#.meshfire.api.router.v1.WorkerHelloH\x00\x12\x36\n\x06\x63redit\x18\x02 \x01(\x0b\x32$.meshfire.api.router.v1.WorkerCreditH\x00\x12\x38\n\x08progress\x18\x03 \x01(\x0b\x32$.meshfire.api.router.v1.StepProgressH\x00\x12\x33\n\x08kv_offer\x18\x04 \x01(\x0b\x32\x1f.meshfire.api.router.v1.KvOfferH\x00\x12\x39\n\x08\x66inished\x18\x05 \x01(\x0b\x32%.meshfire.api.router.v1.LeaseFinishedH\x00\x12\x35\n\x06\x66\x61iled\x18\x06 \x01(\x0b\x32#.meshfire.api.router.v1.LeaseFailedH\x00\x12\x41\n\x0fprompt_logprobs\x18\x07 \x01(\x0b\x32&.meshfire.api.router.v1.PromptLogprobsH\x00\x12\x35\n\tkv_events\x18\x08 \x01(\x0b\x32 .meshfire.api.router.v1.KvEventsH\x00\x12\x41\n\x0fprompt_computed\x18\t \x01(\x0b\x32&.meshfire.api.router.v1.PromptComputedH\x00\x42\t\n\x07message\"\xef\x01\n\x0cWorkResponse\x12\x38\n\x07welcome\x18\x01 \x01(\x0b\x32%.meshfire.api.router.v1.RouterWelcomeH\x00\x12.\n\x05lease\x18\x02 \x01(\x0b\x32\x1d.meshfire.api.router.v1.LeaseH\x00\x12\x35\n\x06\x63\x61ncel\x18\x03 \x01(\x0b\x32#.meshfire.api.router.v1.LeaseCancelH\x00\x12\x33\n\x08kv_grant\x18\x04 \x01(\x0b\x32\x1f.meshfire.api.router.v1.KvGrantH\x00\x42\t\n\x07message\"\x83\x02\n\x0bWorkerHello\x12\x11\n\tworker_id\x18\x01 \x01(\t\x12\x30\n\x04role\x18\x02 \x01(\x0e\x32\".meshfire.api.router.v1.WorkerRole\x12\r\n\x05model\x18\x03 \x01(\t\x12\x16\n\x0emodel_revision\x18\x04 \x01(\t\x12\x34\n\x08geometry\x18\x05 \x01(\x0b\x32\".meshfire.api.common.v1.KvGeometry\x12\x0f\n\x07\x61\x64\x64ress\x18\x06 \x01(\t\x12\x16\n\x0e\x63ontext_tokens\x18\x07 \x01(\x05\x12\x12\n\nvocab_size\x18\x08 \x01(\x05\x12\x15\n\rend_token_ids\x18\t \x03(\x05\"o\n\x0cWorkerCredit\x12\x11\n\tnum_slots\x18\x01 \x01(\x05\x12\x17\n\x0fnum_free_blocks\x18\x02 \x01(\x03\x12\x17\n\x0fnum_leases_seen\x18\x03 \x01(\x03\x12\x1a\n\x12num_pending_tokens\x18\x04 \x01(\x03\":\n\x08KvEvents\x12\r\n\x05reset\x18\x01 \x01(\x08\x12\x0e\n\x06stored\x18\x02 \x03(\x0c\x12\x0f\n\x07removed\x18\x03 \x03(\x0c\"E\n\x0cStepProgress\x12\x35\n\x06tokens\x18\x01 \x03(\x0b\x32%.meshfire.api.router.v1.TokenProgress\"\x93\x01\n\rTokenProgress\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\x05\x12\x11\n\ttoken_ids\x18\x04 \x03(\x05\x12\x37\n\x08logprobs\x18\x05 \x03(\x0b\x32%.meshfire.api.common.v1.TokenLogprobs\"N\n\x0ePromptComputed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x19\n\x11num_cached_tokens\x18\x03 \x01(\x05\"\x81\x01\n\x0ePromptLogprobs\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0b\x66irst_index\x18\x03 \x01(\x05\x12\x37\n\x08logprobs\x18\x04 \x03(\x0b\x32%.meshfire.api.common.v1.TokenLogprobs\"\x97\x01\n\x07KvOffer\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x13\n\x0bkv_lease_id\x18\x03 \x01(\t\x12\x12\n\nnum_tokens\x18\x04 \x01(\x05\x12\x19\n\x11num_cached_tokens\x18\x05 \x01(\x05\x12\x11\n\tnum_bytes\x18\x06 \x01(\x03\x12\x12\n\nexpires_ms\x18\x07 \x01(\x03\"@\n\x07KvGrant\x12\x13\n\x0bkv_lease_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x11\n\treader_id\x18\x03 \x01(\t\"\xaf\x01\n\rLeaseFinished\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12;\n\rfinish_reason\x18\x03 \x01(\x0e\x32$.meshfire.api.common.v1.FinishReason\x12\x1a\n\rstop_token_id\x18\x04 \x01(\x05H\x00\x88\x01\x01\x12\x10\n\x08kv_bytes\x18\x05 \x01(\x03\x42\x10\n\x0e_stop_token_id\"\xda\x01\n\x0bLeaseFailed\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x0e\n\x06reason\x18\x03 \x01(\t\x12\x0f\n\x07message\x18\x04 \x01(\t\x12\x11\n\tretryable\x18\x05 \x01(\x08\x12\x43\n\x08metadata\x18\x06 \x03(\x0b\x32\x31.meshfire.api.router.v1.LeaseFailed.MetadataEntry\x1a/\n\rMetadataEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"0\n\x0bLeaseCancel\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\"\"\n\rRouterWelcome\x12\x11\n\trouter_id\x18\x01 \x01(\t\"\xda\x01\n\x05Lease\x12\x12\n\nrequest_id\x18\x01 \x01(\t\x12\r\n\x05\x65poch\x18\x02 \x01(\x03\x12\x14\n\x0cremaining_ms\x18\x03 \x01(\x03\x12\x13\n\x0btraceparent\x18\x04 \x01(\t\x12\r\n\x05\x66\x61ult\x18\x05 \x01(\t\x12\x36\n\x07prefill\x18\x06 \x01(\x0b\x32#.meshfire.api.router.v1.PrefillWorkH\x00\x12\x34\n\x06\x64\x65\x63ode\x18\x07 \x01(\x0b\x32\".meshfire.api.router.v1.DecodeWorkH\x00\x42\x06\n\x04work\"n\n\x0bPrefillWork\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x12\n\ncache_salt\x18\x02 \x01(\t\x12 \n\x13num_prompt_logprobs\x18\x03 \x01(\x05H\x00\x88\x01\x01\x42\x16\n\x14_num_prompt_logprobs\"\x93\x03\n\nDecodeWork\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\x05\x12\x12\n\ncache_salt\x18\x03 \x01(\t\x12\x13\n\x0bkv_lease_id\x18\x04 \x01(\t\x12\x12\n\nkv_address\x18\x05 \x01(\t\x12\x38\n\x08sampling\x18\x06 \x01(\x0b\x32&.meshfire.api.common.v1.SamplingParams\x12\x18\n\x10script_token_ids\x18\x07 \x03(\x05\x12\x10\n\x08scripted\x18\x08 \x01(\x08\x12\x1c\n\x14script_ends_with_eos\x18\t \x01(\x08\x12 \n\x13num_prompt_logprobs\x18\x0c \x01(\x05H\x00\x88\x01\x01\x12\x30\n\x04rule\x18\n \x01(\x0b\x32\".meshfire.api.common.v1.OutputRule\x12\x19\n\x0cscript_wants\x18\x0b \x01(\x0cH\x01\x88\x01\x01\x42\x16\n\x14_num_prompt_logprobsB\x0f\n\r_script_wants*Z\n\nWorkerRole\x12\x1b\n\x17WORKER_ROLE_UNSPECIFIED\x10\x00\x12\x17\n\x13WORKER_ROLE_PREFILL\x10\x01\x12\x16\n\x12WORKER_ROLE_DECODE\x10\x02\x32\x64\n\x0bWorkService\x12U\n\x04Work\x12#.meshfire.api.router.v1.WorkRequest\x1a$.meshfire.api.router.v1.WorkResponse(\x01\x30\x01\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -35,44 +36,46 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_LEASEFAILED_METADATAENTRY']._loaded_options = None
   _globals['_LEASEFAILED_METADATAENTRY']._serialized_options = b'8\001'
-  _globals['_WORKERROLE']._serialized_start=2947
-  _globals['_WORKERROLE']._serialized_end=3037
-  _globals['_WORKREQUEST']._serialized_start=142
-  _globals['_WORKREQUEST']._serialized_end=623
-  _globals['_WORKRESPONSE']._serialized_start=626
-  _globals['_WORKRESPONSE']._serialized_end=865
-  _globals['_WORKERHELLO']._serialized_start=868
-  _globals['_WORKERHELLO']._serialized_end=1127
-  _globals['_WORKERCREDIT']._serialized_start=1129
-  _globals['_WORKERCREDIT']._serialized_end=1240
-  _globals['_KVEVENTS']._serialized_start=1242
-  _globals['_KVEVENTS']._serialized_end=1300
-  _globals['_STEPPROGRESS']._serialized_start=1302
-  _globals['_STEPPROGRESS']._serialized_end=1371
-  _globals['_TOKENPROGRESS']._serialized_start=1374
-  _globals['_TOKENPROGRESS']._serialized_end=1521
-  _globals['_PROMPTLOGPROBS']._serialized_start=1524
-  _globals['_PROMPTLOGPROBS']._serialized_end=1653
-  _globals['_KVOFFER']._serialized_start=1656
-  _globals['_KVOFFER']._serialized_end=1807
-  _globals['_KVGRANT']._serialized_start=1809
-  _globals['_KVGRANT']._serialized_end=1873
-  _globals['_LEASEFINISHED']._serialized_start=1876
-  _globals['_LEASEFINISHED']._serialized_end=2051
-  _globals['_LEASEFAILED']._serialized_start=2054
-  _globals['_LEASEFAILED']._serialized_end=2272
-  _globals['_LEASEFAILED_METADATAENTRY']._serialized_start=2225
-  _globals['_LEASEFAILED_METADATAENTRY']._serialized_end=2272
-  _globals['_LEASECANCEL']._serialized_start=2274
-  _globals['_LEASECANCEL']._serialized_end=2322
-  _globals['_ROUTERWELCOME']._serialized_start=2324
-  _globals['_ROUTERWELCOME']._serialized_end=2358
-  _globals['_LEASE']._serialized_start=2361
-  _globals['_LEASE']._serialized_end=2579
-  _globals['_PREFILLWORK']._serialized_start=2581
-  _globals['_PREFILLWORK']._serialized_end=2691
-  _globals['_DECODEWORK']._serialized_start=2694
-  _globals['_DECODEWORK']._serialized_end=2945
-  _globals['_WORKSERVICE']._serialized_start=3039
-  _globals['_WORKSERVICE']._serialized_end=3139
+  _globals['_WORKERROLE']._serialized_start=3288
+  _globals['_WORKERROLE']._serialized_end=3378
+  _globals['_WORKREQUEST']._serialized_start=184
+  _globals['_WORKREQUEST']._serialized_end=732
+  _globals['_WORKRESPONSE']._serialized_start=735
+  _globals['_WORKRESPONSE']._serialized_end=974
+  _globals['_WORKERHELLO']._serialized_start=977
+  _globals['_WORKERHELLO']._serialized_end=1236
+  _globals['_WORKERCREDIT']._serialized_start=1238
+  _globals['_WORKERCREDIT']._serialized_end=1349
+  _globals['_KVEVENTS']._serialized_start=1351
+  _globals['_KVEVENTS']._serialized_end=1409
+  _globals['_STEPPROGRESS']._serialized_start=1411
+  _globals['_STEPPROGRESS']._serialized_end=1480
+  _globals['_TOKENPROGRESS']._serialized_start=1483
+  _globals['_TOKENPROGRESS']._serialized_end=1630
+  _globals['_PROMPTCOMPUTED']._serialized_start=1632
+  _globals['_PROMPTCOMPUTED']._serialized_end=1710
+  _globals['_PROMPTLOGPROBS']._serialized_start=1713
+  _globals['_PROMPTLOGPROBS']._serialized_end=1842
+  _globals['_KVOFFER']._serialized_start=1845
+  _globals['_KVOFFER']._serialized_end=1996
+  _globals['_KVGRANT']._serialized_start=1998
+  _globals['_KVGRANT']._serialized_end=2062
+  _globals['_LEASEFINISHED']._serialized_start=2065
+  _globals['_LEASEFINISHED']._serialized_end=2240
+  _globals['_LEASEFAILED']._serialized_start=2243
+  _globals['_LEASEFAILED']._serialized_end=2461
+  _globals['_LEASEFAILED_METADATAENTRY']._serialized_start=2414
+  _globals['_LEASEFAILED_METADATAENTRY']._serialized_end=2461
+  _globals['_LEASECANCEL']._serialized_start=2463
+  _globals['_LEASECANCEL']._serialized_end=2511
+  _globals['_ROUTERWELCOME']._serialized_start=2513
+  _globals['_ROUTERWELCOME']._serialized_end=2547
+  _globals['_LEASE']._serialized_start=2550
+  _globals['_LEASE']._serialized_end=2768
+  _globals['_PREFILLWORK']._serialized_start=2770
+  _globals['_PREFILLWORK']._serialized_end=2880
+  _globals['_DECODEWORK']._serialized_start=2883
+  _globals['_DECODEWORK']._serialized_end=3286
+  _globals['_WORKSERVICE']._serialized_start=3380
+  _globals['_WORKSERVICE']._serialized_end=3480
 # @@protoc_insertion_point(module_scope)

@@ -9,6 +9,7 @@ from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from meshfire.api.common.v1 import kv_pb2 as _kv_pb2
+from meshfire.api.common.v1 import output_rule_pb2 as _output_rule_pb2
 from meshfire.api.common.v1 import sampling_pb2 as _sampling_pb2
 import builtins as _builtins
 import sys
@@ -59,6 +60,7 @@ class WorkRequest(_message.Message):
     FAILED_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     KV_EVENTS_FIELD_NUMBER: _builtins.int
+    PROMPT_COMPUTED_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def hello(self) -> Global___WorkerHello:
         """First message."""
@@ -91,6 +93,10 @@ class WorkRequest(_message.Message):
     def kv_events(self) -> Global___KvEvents:
         """Blocks of its prefix cache that came or went."""
 
+    @_builtins.property
+    def prompt_computed(self) -> Global___PromptComputed:
+        """A decode worker has computed the prompt of a lease that came without KV."""
+
     def __init__(
         self,
         *,
@@ -102,12 +108,13 @@ class WorkRequest(_message.Message):
         failed: Global___LeaseFailed | None = ...,
         prompt_logprobs: Global___PromptLogprobs | None = ...,
         kv_events: Global___KvEvents | None = ...,
+        prompt_computed: Global___PromptComputed | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_events", b"kv_events", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_events", b"kv_events", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_computed", b"prompt_computed", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_events", b"kv_events", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credit", b"credit", "failed", b"failed", "finished", b"finished", "hello", b"hello", "kv_events", b"kv_events", "kv_offer", b"kv_offer", "message", b"message", "progress", b"progress", "prompt_computed", b"prompt_computed", "prompt_logprobs", b"prompt_logprobs"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "progress", "kv_offer", "finished", "failed", "prompt_logprobs", "kv_events"]  # noqa: Y015
+    _WhichOneofReturnType_message: _TypeAlias = _typing.Literal["hello", "credit", "progress", "kv_offer", "finished", "failed", "prompt_logprobs", "kv_events", "prompt_computed"]  # noqa: Y015
     _WhichOneofArgType_message: _TypeAlias = _typing.Literal["message", b"message"]  # noqa: Y015
     def WhichOneof(self, oneof_group: _WhichOneofArgType_message) -> _WhichOneofReturnType_message | None: ...
 
@@ -350,8 +357,40 @@ class TokenProgress(_message.Message):
 Global___TokenProgress: _TypeAlias = TokenProgress  # noqa: Y015
 
 @_typing.final
+class PromptComputed(_message.Message):
+    """The prompt of a decode lease without KV is computed; comes before its first token."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    REQUEST_ID_FIELD_NUMBER: _builtins.int
+    EPOCH_FIELD_NUMBER: _builtins.int
+    NUM_CACHED_TOKENS_FIELD_NUMBER: _builtins.int
+    request_id: _builtins.str
+    """From the lease."""
+    epoch: _builtins.int
+    """From the lease."""
+    num_cached_tokens: _builtins.int
+    """Of its tokens, found in the worker's own prefix cache."""
+    def __init__(
+        self,
+        *,
+        request_id: _builtins.str = ...,
+        epoch: _builtins.int = ...,
+        num_cached_tokens: _builtins.int = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["epoch", b"epoch", "num_cached_tokens", b"num_cached_tokens", "request_id", b"request_id"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___PromptComputed: _TypeAlias = PromptComputed  # noqa: Y015
+
+@_typing.final
 class PromptLogprobs(_message.Message):
-    """A part of the log-probabilities of a prompt whose lease asks for them; all parts come in order and before the offer."""
+    """A part of the log-probabilities of a prompt whose lease asks for them; all parts come in order, before the offer or
+    before the word that the prompt is computed.
+    """
 
     DESCRIPTOR: _descriptor.Descriptor
 
@@ -714,29 +753,42 @@ class DecodeWork(_message.Message):
     SCRIPT_TOKEN_IDS_FIELD_NUMBER: _builtins.int
     SCRIPTED_FIELD_NUMBER: _builtins.int
     SCRIPT_ENDS_WITH_EOS_FIELD_NUMBER: _builtins.int
+    NUM_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
+    SCRIPT_WANTS_FIELD_NUMBER: _builtins.int
     num_prompt_tokens: _builtins.int
     """Of these, the prompt's."""
     cache_salt: _builtins.str
     """Mixed into the hash chain."""
     kv_lease_id: _builtins.str
-    """From the offer."""
+    """From the offer; empty = compute the KV."""
     kv_address: _builtins.str
-    """host:port of the prefill worker."""
+    """host:port of the prefill worker; empty without kv_lease_id."""
     scripted: _builtins.bool
     """Test hook: true = a script is in force (it may be empty)."""
     script_ends_with_eos: _builtins.bool
     """Test hook: after the script, true = an end token, else the output ends for its length."""
+    num_prompt_logprobs: _builtins.int
+    """Only without kv_lease_id, as in PrefillWork: tell the log-probabilities of the prompt."""
+    script_wants: _builtins.bytes
+    """Test hook: the bytes of a text to say, if that is the script: under a rule, in the longest tokens that it allows."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """The prompt and the tokens generated so far; their KV is at kv_address, that of the last one included."""
+        """The prompt and the tokens generated so far; their KV is at kv_address, that of the last one included. Without
+        kv_lease_id there is none: the worker computes it itself, in chunks beside its running batch.
+        """
 
     @_builtins.property
     def sampling(self) -> _sampling_pb2.SamplingParams:
-        """How to choose tokens. max_tokens and seed are always set."""
+        """How to choose tokens. max_tokens and seed are always set; 0 tokens only without kv_lease_id: the prompt is all."""
 
     @_builtins.property
     def script_token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Test hook: token ids to choose, one a step, the prompt's output from its start."""
+
+    @_builtins.property
+    def rule(self) -> _output_rule_pb2.OutputRule:
+        """What the output must look like, as the tokenizer filled it in. A worker that takes over replays the output so far."""
 
     def __init__(
         self,
@@ -750,11 +802,21 @@ class DecodeWork(_message.Message):
         script_token_ids: _abc.Iterable[_builtins.int] | None = ...,
         scripted: _builtins.bool = ...,
         script_ends_with_eos: _builtins.bool = ...,
+        num_prompt_logprobs: _builtins.int | None = ...,
+        rule: _output_rule_pb2.OutputRule | None = ...,
+        script_wants: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["sampling", b"sampling"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "_script_wants", b"_script_wants", "num_prompt_logprobs", b"num_prompt_logprobs", "rule", b"rule", "sampling", b"sampling", "script_wants", b"script_wants"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["cache_salt", b"cache_salt", "kv_address", b"kv_address", "kv_lease_id", b"kv_lease_id", "num_prompt_tokens", b"num_prompt_tokens", "sampling", b"sampling", "script_ends_with_eos", b"script_ends_with_eos", "script_token_ids", b"script_token_ids", "scripted", b"scripted", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs", "_script_wants", b"_script_wants", "cache_salt", b"cache_salt", "kv_address", b"kv_address", "kv_lease_id", b"kv_lease_id", "num_prompt_logprobs", b"num_prompt_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "rule", b"rule", "sampling", b"sampling", "script_ends_with_eos", b"script_ends_with_eos", "script_token_ids", b"script_token_ids", "script_wants", b"script_wants", "scripted", b"scripted", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__num_prompt_logprobs: _TypeAlias = _typing.Literal["num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofArgType__num_prompt_logprobs: _TypeAlias = _typing.Literal["_num_prompt_logprobs", b"_num_prompt_logprobs"]  # noqa: Y015
+    _WhichOneofReturnType__script_wants: _TypeAlias = _typing.Literal["script_wants"]  # noqa: Y015
+    _WhichOneofArgType__script_wants: _TypeAlias = _typing.Literal["_script_wants", b"_script_wants"]  # noqa: Y015
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__num_prompt_logprobs) -> _WhichOneofReturnType__num_prompt_logprobs | None: ...
+    @_typing.overload
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__script_wants) -> _WhichOneofReturnType__script_wants | None: ...
 
 Global___DecodeWork: _TypeAlias = DecodeWork  # noqa: Y015

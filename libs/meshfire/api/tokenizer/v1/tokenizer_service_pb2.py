@@ -22,57 +22,58 @@ _runtime_version.ValidateProtobufRuntimeVersion(
 _sym_db = _symbol_database.Default()
 
 
+from meshfire.api.common.v1 import output_rule_pb2 as meshfire_dot_api_dot_common_dot_v1_dot_output__rule__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1meshfire/api/tokenizer/v1/tokenizer_service.proto\x12\x19meshfire.api.tokenizer.v1\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"B\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\"\xa4\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x19\n\x11reasoning_content\x18\x04 \x01(\t\x12\x37\n\ntool_calls\x18\x05 \x03(\x0b\x32#.meshfire.api.tokenizer.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x06 \x01(\t\"\xd2\x01\n\x04\x43hat\x12\x38\n\x08messages\x18\x01 \x03(\x0b\x32&.meshfire.api.tokenizer.v1.ChatMessage\x12\x1c\n\x14template_kwargs_json\x18\x02 \x01(\t\x12\x1e\n\x16omit_generation_prompt\x18\x03 \x01(\x08\x12.\n\x05tools\x18\x04 \x03(\x0b\x32\x1f.meshfire.api.tokenizer.v1.Tool\x12\x15\n\x08thinking\x18\x05 \x01(\x08H\x00\x88\x01\x01\x42\x0b\n\t_thinking\"j\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.meshfire.api.tokenizer.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x42\x07\n\x05input\"^\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x37\n\x06output\x18\x02 \x01(\x0b\x32\'.meshfire.api.tokenizer.v1.OutputFormat\"\x89\x01\n\x0cOutputFormat\x12\x35\n\x05state\x18\x01 \x01(\x0e\x32&.meshfire.api.tokenizer.v1.OutputState\x12\x12\n\nfirst_call\x18\x02 \x01(\x05\x12.\n\x05tools\x18\x03 \x03(\x0b\x32\x1f.meshfire.api.tokenizer.v1.Tool\"8\n\rToolCallBegin\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"0\n\x11ToolCallArguments\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\".\n\x0bToolCallEnd\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x10\n\x08is_valid\x18\x02 \x01(\x08\"\x82\x02\n\x0bOutputEvent\x12\x13\n\treasoning\x18\x01 \x01(\tH\x00\x12\x11\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x12>\n\ncall_begin\x18\x03 \x01(\x0b\x32(.meshfire.api.tokenizer.v1.ToolCallBeginH\x00\x12\x46\n\x0e\x63\x61ll_arguments\x18\x04 \x01(\x0b\x32,.meshfire.api.tokenizer.v1.ToolCallArgumentsH\x00\x12:\n\x08\x63\x61ll_end\x18\x05 \x01(\x0b\x32&.meshfire.api.tokenizer.v1.ToolCallEndH\x00\x42\x07\n\x05\x65vent\"\x98\x01\n\x11\x44\x65tokenizeRequest\x12;\n\x05start\x18\x01 \x01(\x0b\x32*.meshfire.api.tokenizer.v1.DetokenizeStartH\x00\x12=\n\x06tokens\x18\x02 \x01(\x0b\x32+.meshfire.api.tokenizer.v1.DetokenizeTokensH\x00\x42\x07\n\x05\x66rame\"\x84\x01\n\x0f\x44\x65tokenizeStart\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x1b\n\x13keep_special_tokens\x18\x03 \x01(\x08\x12\x37\n\x06output\x18\x04 \x01(\x0b\x32\'.meshfire.api.tokenizer.v1.OutputFormat\"G\n\x10\x44\x65tokenizeTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x12\n\nlookup_ids\x18\x03 \x03(\x05\"\xc5\x01\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x15\n\x08stop_hit\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\x0fnum_tokens_used\x18\x03 \x01(\x05\x12\x0e\n\x06pieces\x18\x04 \x03(\x0c\x12\x36\n\x06\x65vents\x18\x05 \x03(\x0b\x32&.meshfire.api.tokenizer.v1.OutputEvent\x12\x1c\n\x14num_reasoning_tokens\x18\x06 \x01(\x05\x42\x0b\n\t_stop_hit\" \n\x0f\x44\x65scribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\"O\n\x10\x44\x65scribeResponse\x12;\n\x0cvocabularies\x18\x01 \x03(\x0b\x32%.meshfire.api.tokenizer.v1.Vocabulary\"s\n\nVocabulary\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x05\x12\x15\n\rend_token_ids\x18\x03 \x03(\x05\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\t\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\";\n\x15TokenizeScriptRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bscript_json\x18\x02 \x01(\t\"B\n\x16TokenizeScriptResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rends_with_eos\x18\x02 \x01(\x08*a\n\x0bOutputState\x12\x1c\n\x18OUTPUT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTPUT_STATE_CONTENT\x10\x01\x12\x1a\n\x16OUTPUT_STATE_REASONING\x10\x02\x32\xc2\x03\n\x10TokenizerService\x12\x63\n\x08Tokenize\x12*.meshfire.api.tokenizer.v1.TokenizeRequest\x1a+.meshfire.api.tokenizer.v1.TokenizeResponse\x12m\n\nDetokenize\x12,.meshfire.api.tokenizer.v1.DetokenizeRequest\x1a-.meshfire.api.tokenizer.v1.DetokenizeResponse(\x01\x30\x01\x12\x63\n\x08\x44\x65scribe\x12*.meshfire.api.tokenizer.v1.DescribeRequest\x1a+.meshfire.api.tokenizer.v1.DescribeResponse\x12u\n\x0eTokenizeScript\x12\x30.meshfire.api.tokenizer.v1.TokenizeScriptRequest\x1a\x31.meshfire.api.tokenizer.v1.TokenizeScriptResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n1meshfire/api/tokenizer/v1/tokenizer_service.proto\x12\x19meshfire.api.tokenizer.v1\x1a(meshfire/api/common/v1/output_rule.proto\"<\n\x08ToolCall\x12\n\n\x02id\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\x16\n\x0e\x61rguments_json\x18\x03 \x01(\t\"R\n\x04Tool\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x13\n\x0b\x64\x65scription\x18\x02 \x01(\t\x12\x17\n\x0fparameters_json\x18\x03 \x01(\t\x12\x0e\n\x06strict\x18\x04 \x01(\x08\"\xa4\x01\n\x0b\x43hatMessage\x12\x0c\n\x04role\x18\x01 \x01(\t\x12\x0f\n\x07\x63ontent\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\x12\x19\n\x11reasoning_content\x18\x04 \x01(\t\x12\x37\n\ntool_calls\x18\x05 \x03(\x0b\x32#.meshfire.api.tokenizer.v1.ToolCall\x12\x14\n\x0ctool_call_id\x18\x06 \x01(\t\"\xd2\x01\n\x04\x43hat\x12\x38\n\x08messages\x18\x01 \x03(\x0b\x32&.meshfire.api.tokenizer.v1.ChatMessage\x12\x1c\n\x14template_kwargs_json\x18\x02 \x01(\t\x12\x1e\n\x16omit_generation_prompt\x18\x03 \x01(\x08\x12.\n\x05tools\x18\x04 \x03(\x0b\x32\x1f.meshfire.api.tokenizer.v1.Tool\x12\x15\n\x08thinking\x18\x05 \x01(\x08H\x00\x88\x01\x01\x42\x0b\n\t_thinking\"\x9c\x01\n\x0fTokenizeRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12/\n\x04\x63hat\x18\x02 \x01(\x0b\x32\x1f.meshfire.api.tokenizer.v1.ChatH\x00\x12\x0e\n\x04text\x18\x03 \x01(\tH\x00\x12\x30\n\x04rule\x18\x04 \x01(\x0b\x32\".meshfire.api.common.v1.OutputRuleB\x07\n\x05input\"\x90\x01\n\x10TokenizeResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x37\n\x06output\x18\x02 \x01(\x0b\x32\'.meshfire.api.tokenizer.v1.OutputFormat\x12\x30\n\x04rule\x18\x03 \x01(\x0b\x32\".meshfire.api.common.v1.OutputRule\"\x89\x01\n\x0cOutputFormat\x12\x35\n\x05state\x18\x01 \x01(\x0e\x32&.meshfire.api.tokenizer.v1.OutputState\x12\x12\n\nfirst_call\x18\x02 \x01(\x05\x12.\n\x05tools\x18\x03 \x03(\x0b\x32\x1f.meshfire.api.tokenizer.v1.Tool\"8\n\rToolCallBegin\x12\r\n\x05index\x18\x01 \x01(\x05\x12\n\n\x02id\x18\x02 \x01(\t\x12\x0c\n\x04name\x18\x03 \x01(\t\"0\n\x11ToolCallArguments\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x0c\n\x04text\x18\x02 \x01(\t\".\n\x0bToolCallEnd\x12\r\n\x05index\x18\x01 \x01(\x05\x12\x10\n\x08is_valid\x18\x02 \x01(\x08\"\x82\x02\n\x0bOutputEvent\x12\x13\n\treasoning\x18\x01 \x01(\tH\x00\x12\x11\n\x07\x63ontent\x18\x02 \x01(\tH\x00\x12>\n\ncall_begin\x18\x03 \x01(\x0b\x32(.meshfire.api.tokenizer.v1.ToolCallBeginH\x00\x12\x46\n\x0e\x63\x61ll_arguments\x18\x04 \x01(\x0b\x32,.meshfire.api.tokenizer.v1.ToolCallArgumentsH\x00\x12:\n\x08\x63\x61ll_end\x18\x05 \x01(\x0b\x32&.meshfire.api.tokenizer.v1.ToolCallEndH\x00\x42\x07\n\x05\x65vent\"\x98\x01\n\x11\x44\x65tokenizeRequest\x12;\n\x05start\x18\x01 \x01(\x0b\x32*.meshfire.api.tokenizer.v1.DetokenizeStartH\x00\x12=\n\x06tokens\x18\x02 \x01(\x0b\x32+.meshfire.api.tokenizer.v1.DetokenizeTokensH\x00\x42\x07\n\x05\x66rame\"\x84\x01\n\x0f\x44\x65tokenizeStart\x12\r\n\x05model\x18\x01 \x01(\t\x12\x0c\n\x04stop\x18\x02 \x03(\t\x12\x1b\n\x13keep_special_tokens\x18\x03 \x01(\x08\x12\x37\n\x06output\x18\x04 \x01(\x0b\x32\'.meshfire.api.tokenizer.v1.OutputFormat\"G\n\x10\x44\x65tokenizeTokens\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x0c\n\x04last\x18\x02 \x01(\x08\x12\x12\n\nlookup_ids\x18\x03 \x03(\x05\"\xc5\x01\n\x12\x44\x65tokenizeResponse\x12\x0c\n\x04text\x18\x01 \x01(\t\x12\x15\n\x08stop_hit\x18\x02 \x01(\tH\x00\x88\x01\x01\x12\x17\n\x0fnum_tokens_used\x18\x03 \x01(\x05\x12\x0e\n\x06pieces\x18\x04 \x03(\x0c\x12\x36\n\x06\x65vents\x18\x05 \x03(\x0b\x32&.meshfire.api.tokenizer.v1.OutputEvent\x12\x1c\n\x14num_reasoning_tokens\x18\x06 \x01(\x05\x42\x0b\n\t_stop_hit\" \n\x0f\x44\x65scribeRequest\x12\r\n\x05model\x18\x01 \x01(\t\"O\n\x10\x44\x65scribeResponse\x12;\n\x0cvocabularies\x18\x01 \x03(\x0b\x32%.meshfire.api.tokenizer.v1.Vocabulary\"s\n\nVocabulary\x12\r\n\x05model\x18\x01 \x01(\t\x12\x12\n\nvocab_size\x18\x02 \x01(\x05\x12\x15\n\rend_token_ids\x18\x03 \x03(\x05\x12\x10\n\x08\x63hecksum\x18\x04 \x01(\t\x12\x19\n\x11has_chat_template\x18\x05 \x01(\x08\";\n\x15TokenizeScriptRequest\x12\r\n\x05model\x18\x01 \x01(\t\x12\x13\n\x0bscript_json\x18\x02 \x01(\t\"`\n\x16TokenizeScriptResponse\x12\x11\n\ttoken_ids\x18\x01 \x03(\x05\x12\x15\n\rends_with_eos\x18\x02 \x01(\x08\x12\x12\n\x05wants\x18\x03 \x01(\x0cH\x00\x88\x01\x01\x42\x08\n\x06_wants*a\n\x0bOutputState\x12\x1c\n\x18OUTPUT_STATE_UNSPECIFIED\x10\x00\x12\x18\n\x14OUTPUT_STATE_CONTENT\x10\x01\x12\x1a\n\x16OUTPUT_STATE_REASONING\x10\x02\x32\xc2\x03\n\x10TokenizerService\x12\x63\n\x08Tokenize\x12*.meshfire.api.tokenizer.v1.TokenizeRequest\x1a+.meshfire.api.tokenizer.v1.TokenizeResponse\x12m\n\nDetokenize\x12,.meshfire.api.tokenizer.v1.DetokenizeRequest\x1a-.meshfire.api.tokenizer.v1.DetokenizeResponse(\x01\x30\x01\x12\x63\n\x08\x44\x65scribe\x12*.meshfire.api.tokenizer.v1.DescribeRequest\x1a+.meshfire.api.tokenizer.v1.DescribeResponse\x12u\n\x0eTokenizeScript\x12\x30.meshfire.api.tokenizer.v1.TokenizeScriptRequest\x1a\x31.meshfire.api.tokenizer.v1.TokenizeScriptResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
 _builder.BuildTopDescriptorsAndMessages(DESCRIPTOR, 'meshfire.api.tokenizer.v1.tokenizer_service_pb2', _globals)
 if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
-  _globals['_OUTPUTSTATE']._serialized_start=2275
-  _globals['_OUTPUTSTATE']._serialized_end=2372
-  _globals['_TOOLCALL']._serialized_start=80
-  _globals['_TOOLCALL']._serialized_end=140
-  _globals['_TOOL']._serialized_start=142
-  _globals['_TOOL']._serialized_end=208
-  _globals['_CHATMESSAGE']._serialized_start=211
-  _globals['_CHATMESSAGE']._serialized_end=375
-  _globals['_CHAT']._serialized_start=378
-  _globals['_CHAT']._serialized_end=588
-  _globals['_TOKENIZEREQUEST']._serialized_start=590
-  _globals['_TOKENIZEREQUEST']._serialized_end=696
-  _globals['_TOKENIZERESPONSE']._serialized_start=698
-  _globals['_TOKENIZERESPONSE']._serialized_end=792
-  _globals['_OUTPUTFORMAT']._serialized_start=795
-  _globals['_OUTPUTFORMAT']._serialized_end=932
-  _globals['_TOOLCALLBEGIN']._serialized_start=934
-  _globals['_TOOLCALLBEGIN']._serialized_end=990
-  _globals['_TOOLCALLARGUMENTS']._serialized_start=992
-  _globals['_TOOLCALLARGUMENTS']._serialized_end=1040
-  _globals['_TOOLCALLEND']._serialized_start=1042
-  _globals['_TOOLCALLEND']._serialized_end=1088
-  _globals['_OUTPUTEVENT']._serialized_start=1091
-  _globals['_OUTPUTEVENT']._serialized_end=1349
-  _globals['_DETOKENIZEREQUEST']._serialized_start=1352
-  _globals['_DETOKENIZEREQUEST']._serialized_end=1504
-  _globals['_DETOKENIZESTART']._serialized_start=1507
-  _globals['_DETOKENIZESTART']._serialized_end=1639
-  _globals['_DETOKENIZETOKENS']._serialized_start=1641
-  _globals['_DETOKENIZETOKENS']._serialized_end=1712
-  _globals['_DETOKENIZERESPONSE']._serialized_start=1715
-  _globals['_DETOKENIZERESPONSE']._serialized_end=1912
-  _globals['_DESCRIBEREQUEST']._serialized_start=1914
-  _globals['_DESCRIBEREQUEST']._serialized_end=1946
-  _globals['_DESCRIBERESPONSE']._serialized_start=1948
-  _globals['_DESCRIBERESPONSE']._serialized_end=2027
-  _globals['_VOCABULARY']._serialized_start=2029
-  _globals['_VOCABULARY']._serialized_end=2144
-  _globals['_TOKENIZESCRIPTREQUEST']._serialized_start=2146
-  _globals['_TOKENIZESCRIPTREQUEST']._serialized_end=2205
-  _globals['_TOKENIZESCRIPTRESPONSE']._serialized_start=2207
-  _globals['_TOKENIZESCRIPTRESPONSE']._serialized_end=2273
-  _globals['_TOKENIZERSERVICE']._serialized_start=2375
-  _globals['_TOKENIZERSERVICE']._serialized_end=2825
+  _globals['_OUTPUTSTATE']._serialized_start=2465
+  _globals['_OUTPUTSTATE']._serialized_end=2562
+  _globals['_TOOLCALL']._serialized_start=122
+  _globals['_TOOLCALL']._serialized_end=182
+  _globals['_TOOL']._serialized_start=184
+  _globals['_TOOL']._serialized_end=266
+  _globals['_CHATMESSAGE']._serialized_start=269
+  _globals['_CHATMESSAGE']._serialized_end=433
+  _globals['_CHAT']._serialized_start=436
+  _globals['_CHAT']._serialized_end=646
+  _globals['_TOKENIZEREQUEST']._serialized_start=649
+  _globals['_TOKENIZEREQUEST']._serialized_end=805
+  _globals['_TOKENIZERESPONSE']._serialized_start=808
+  _globals['_TOKENIZERESPONSE']._serialized_end=952
+  _globals['_OUTPUTFORMAT']._serialized_start=955
+  _globals['_OUTPUTFORMAT']._serialized_end=1092
+  _globals['_TOOLCALLBEGIN']._serialized_start=1094
+  _globals['_TOOLCALLBEGIN']._serialized_end=1150
+  _globals['_TOOLCALLARGUMENTS']._serialized_start=1152
+  _globals['_TOOLCALLARGUMENTS']._serialized_end=1200
+  _globals['_TOOLCALLEND']._serialized_start=1202
+  _globals['_TOOLCALLEND']._serialized_end=1248
+  _globals['_OUTPUTEVENT']._serialized_start=1251
+  _globals['_OUTPUTEVENT']._serialized_end=1509
+  _globals['_DETOKENIZEREQUEST']._serialized_start=1512
+  _globals['_DETOKENIZEREQUEST']._serialized_end=1664
+  _globals['_DETOKENIZESTART']._serialized_start=1667
+  _globals['_DETOKENIZESTART']._serialized_end=1799
+  _globals['_DETOKENIZETOKENS']._serialized_start=1801
+  _globals['_DETOKENIZETOKENS']._serialized_end=1872
+  _globals['_DETOKENIZERESPONSE']._serialized_start=1875
+  _globals['_DETOKENIZERESPONSE']._serialized_end=2072
+  _globals['_DESCRIBEREQUEST']._serialized_start=2074
+  _globals['_DESCRIBEREQUEST']._serialized_end=2106
+  _globals['_DESCRIBERESPONSE']._serialized_start=2108
+  _globals['_DESCRIBERESPONSE']._serialized_end=2187
+  _globals['_VOCABULARY']._serialized_start=2189
+  _globals['_VOCABULARY']._serialized_end=2304
+  _globals['_TOKENIZESCRIPTREQUEST']._serialized_start=2306
+  _globals['_TOKENIZESCRIPTREQUEST']._serialized_end=2365
+  _globals['_TOKENIZESCRIPTRESPONSE']._serialized_start=2367
+  _globals['_TOKENIZESCRIPTRESPONSE']._serialized_end=2463
+  _globals['_TOKENIZERSERVICE']._serialized_start=2565
+  _globals['_TOKENIZERSERVICE']._serialized_end=3015
 # @@protoc_insertion_point(module_scope)

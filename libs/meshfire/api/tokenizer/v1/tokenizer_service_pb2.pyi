@@ -8,6 +8,7 @@ from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
 from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
+from meshfire.api.common.v1 import output_rule_pb2 as _output_rule_pb2
 import builtins as _builtins
 import sys
 import typing as _typing
@@ -82,22 +83,26 @@ class Tool(_message.Message):
     NAME_FIELD_NUMBER: _builtins.int
     DESCRIPTION_FIELD_NUMBER: _builtins.int
     PARAMETERS_JSON_FIELD_NUMBER: _builtins.int
+    STRICT_FIELD_NUMBER: _builtins.int
     name: _builtins.str
     """Name, as in calls."""
     description: _builtins.str
     """What it does."""
     parameters_json: _builtins.str
     """JSON Schema of its arguments; empty = none."""
+    strict: _builtins.bool
+    """True = a schema that cannot be enforced is refused; else its arguments are then any JSON object."""
     def __init__(
         self,
         *,
         name: _builtins.str = ...,
         description: _builtins.str = ...,
         parameters_json: _builtins.str = ...,
+        strict: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json", b"parameters_json"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["description", b"description", "name", b"name", "parameters_json", b"parameters_json", "strict", b"strict"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -200,6 +205,7 @@ class TokenizeRequest(_message.Message):
     MODEL_FIELD_NUMBER: _builtins.int
     CHAT_FIELD_NUMBER: _builtins.int
     TEXT_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     model: _builtins.str
     """Model name."""
     text: _builtins.str
@@ -208,16 +214,21 @@ class TokenizeRequest(_message.Message):
     def chat(self) -> Global___Chat:
         """Rendered by the chat template."""
 
+    @_builtins.property
+    def rule(self) -> _output_rule_pb2.OutputRule:
+        """What the output must look like: checked, and filled in for decode. May come without an input."""
+
     def __init__(
         self,
         *,
         model: _builtins.str = ...,
         chat: Global___Chat | None = ...,
         text: _builtins.str = ...,
+        rule: _output_rule_pb2.OutputRule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "text", b"text"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "rule", b"rule", "text", b"text"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "model", b"model", "text", b"text"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "input", b"input", "model", b"model", "rule", b"rule", "text", b"text"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_input: _TypeAlias = _typing.Literal["chat", "text"]  # noqa: Y015
     _WhichOneofArgType_input: _TypeAlias = _typing.Literal["input", b"input"]  # noqa: Y015
@@ -233,6 +244,7 @@ class TokenizeResponse(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     OUTPUT_FIELD_NUMBER: _builtins.int
+    RULE_FIELD_NUMBER: _builtins.int
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids."""
@@ -241,15 +253,20 @@ class TokenizeResponse(_message.Message):
     def output(self) -> Global___OutputFormat:
         """How the output is to be read, for DetokenizeStart; not set for a raw prompt or a model without a chat language."""
 
+    @_builtins.property
+    def rule(self) -> _output_rule_pb2.OutputRule:
+        """What the output must look like; not set = nothing is bound."""
+
     def __init__(
         self,
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         output: Global___OutputFormat | None = ...,
+        rule: _output_rule_pb2.OutputRule | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "rule", b"rule"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["output", b"output", "rule", b"rule", "token_ids", b"token_ids"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -689,8 +706,11 @@ class TokenizeScriptResponse(_message.Message):
 
     TOKEN_IDS_FIELD_NUMBER: _builtins.int
     ENDS_WITH_EOS_FIELD_NUMBER: _builtins.int
+    WANTS_FIELD_NUMBER: _builtins.int
     ends_with_eos: _builtins.bool
     """True = then an end token, else the output ends for its length."""
+    wants: _builtins.bytes
+    """Bytes of a text to say, if that is the script: under a rule, in the longest tokens that it allows."""
     @_builtins.property
     def token_ids(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Token ids to choose, one a step."""
@@ -700,11 +720,14 @@ class TokenizeScriptResponse(_message.Message):
         *,
         token_ids: _abc.Iterable[_builtins.int] | None = ...,
         ends_with_eos: _builtins.bool = ...,
+        wants: _builtins.bytes | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_wants", b"_wants", "wants", b"wants"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["ends_with_eos", b"ends_with_eos", "token_ids", b"token_ids"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_wants", b"_wants", "ends_with_eos", b"ends_with_eos", "token_ids", b"token_ids", "wants", b"wants"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
-    def WhichOneof(self, oneof_group: _Never) -> None: ...
+    _WhichOneofReturnType__wants: _TypeAlias = _typing.Literal["wants"]  # noqa: Y015
+    _WhichOneofArgType__wants: _TypeAlias = _typing.Literal["_wants", b"_wants"]  # noqa: Y015
+    def WhichOneof(self, oneof_group: _WhichOneofArgType__wants) -> _WhichOneofReturnType__wants | None: ...
 
 Global___TokenizeScriptResponse: _TypeAlias = TokenizeScriptResponse  # noqa: Y015
