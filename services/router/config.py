@@ -38,7 +38,21 @@ class RouterSettings(ServiceSettings):
     retry_pause_max_s: float = Field(default=2.0, gt=0)
     #: Answer of a tokenizer that is awaited before another one is asked.
     tokenizer_timeout_s: float = Field(default=10.0, gt=0)
-    #: sqlite:///PATH or postgresql://… for the ledger; empty = nothing is recorded.
+    #: sqlite:///PATH or postgresql://… for the ledger and for jobs; empty = nothing is recorded, no job is taken.
     store_url: str = ""
     #: YAML file with prices of own models.
     prices: Path | None = None
+    #: Results of jobs, and files, are kept so long after a job's end or a file's upload.
+    job_retention_s: float = Field(default=7 * 86_400.0, gt=0)
+    #: Time that a job has, unless its submitter says otherwise.
+    job_window_s: float = Field(default=86_400.0, gt=0)
+    #: A holder of items says that it lives …
+    job_beat_s: float = Field(default=5.0, gt=0)
+    #: … and is taken for dead after so long without it.
+    job_silent_s: float = Field(default=30.0, gt=0)
+    #: Time of one attempt at an item.
+    job_attempt_s: float = Field(default=3600.0, gt=0)
+    #: Where events of jobs are posted; empty = nowhere.
+    webhook_url: str = ""
+    #: Signs them: whsec_ and base64 of at least 16 bytes.
+    webhook_secret: str = Field(default="", repr=False)

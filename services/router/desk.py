@@ -95,6 +95,21 @@ class Desk:
         waits = bool(before) or num_free <= 0
         return Outlook(len(before) + 1 if waits else 0, wait_s if waits else 0.0, service_s)
 
+    def idle_room(self, model: str) -> int:
+        """Requests that could be placed now from beginning to end, with nobody waiting for it."""
+        stages = [Stage.DECODE] if self._first_stage(model) is Stage.DECODE else [Stage.PREFILL, Stage.DECODE]
+        room = [self._num_free((model, stage)) - len(self._queue(model, stage)) for stage in stages]
+        if Stage.PREFILL in stages:  # what is being computed will want to be decoded
+            room[-1] -= self._running.count((model, Stage.PREFILL))
+        return max(0, min(room))
+
+    def num_asynchronous(self, model: str) -> int:
+        """Asynchronous requests of a model that wait or run."""
+        kinds = [(model, stage) for stage in Stage]
+        running = sum(run.ticket.priority is Priority.ASYNCHRONOUS for kind in kinds for run in self._running.of(kind))
+        waiting = sum(self._queue(*kind).count(Priority.ASYNCHRONOUS) for kind in kinds)
+        return running + waiting
+
     @property
     def now_s(self) -> float:
         """Of its clock."""

@@ -48,6 +48,10 @@ class LeaseQueue:
     def __contains__(self, request_id: object) -> bool:
         return request_id in self._waiting
 
+    def count(self, priority: Priority) -> int:
+        """Leases of a class."""
+        return sum(one.ticket.priority is priority for one in self._waiting.values())
+
     def in_order(self, now_s: float) -> list[Ticket]:
         """Who is next; a snapshot, so that the queue may change meanwhile."""
         found = sorted(self._waiting.values(), key=lambda one: one.key(now_s, self._ageing_s))

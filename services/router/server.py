@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import uuid
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from typing import Any, TypeAlias
 
@@ -13,6 +13,7 @@ import grpc
 
 from meshfire.api.router.v1 import inference_service_pb2 as pb
 from meshfire.api.router.v1 import inference_service_pb2_grpc as rpc
+from meshfire.api.router.v1 import job_service_pb2_grpc as job_rpc
 from meshfire.api.router.v1 import work_service_pb2 as work_pb
 from meshfire.api.router.v1 import work_service_pb2_grpc as work_rpc
 from meshfire.errors import BadInput
@@ -31,6 +32,7 @@ from services.router.desk import Desk
 from services.router.generate import Parts, generate
 from services.router.hooks import hooks_in
 from services.router.instruments import Instruments
+from services.router.jobs.system import job_system
 from services.router.local_prompts import LocalPrompts
 from services.router.models import served_models, wait_for_model
 from services.router.response_stream import ResponseStream
@@ -42,6 +44,7 @@ _log = logging.getLogger(__name__)
 
 INFERENCE_SERVICE = "meshfire.api.router.v1.InferenceService"
 WORK_SERVICE = "meshfire.api.router.v1.WorkService"
+JOB_SERVICE = "meshfire.api.router.v1.JobService"
 TRACEPARENT_HEADER = "traceparent"
 
 Context: TypeAlias = "grpc.aio.ServicerContext[Any, Any]"
@@ -157,19 +160,34 @@ async def build(settings: RouterSettings, mesh: Mesh) -> AsyncIterator[Service]:
     background = [mesh.tasks.create_task(tokenizers.run(), name="tokenizers")]
     if isinstance(books, LedgerBooks):
         background.append(mesh.tasks.create_task(books.run(), name="ledger"))
+    system = None if database is None else job_system(settings, database, parts)
+    job_loops = [mesh.tasks.create_task(loop(), name=name) for name, loop in (system.loops if system else {}).items()]
 
     def add_to(server: grpc.aio.Server) -> None:
         rpc.add_InferenceServiceServicer_to_server(inference, server)
         work_rpc.add_WorkServiceServicer_to_server(work, server)
+        if system is not None:
+            job_rpc.add_JobServiceServicer_to_server(system.servicer, server)
 
     async def drain() -> None:
+        # Jobs go back to the store before the workers' streams end: another router may go on with them at once.
+        await _stop(job_loops)
         await inference.gate.close()
         work.close()
 
     try:
-        yield Service(add_to, (INFERENCE_SERVICE, WORK_SERVICE), {}, drain)
+        names = (INFERENCE_SERVICE, WORK_SERVICE, *((JOB_SERVICE,) if system else ()))
+        yield Service(add_to, names, {}, drain)
     finally:
+        await _stop(job_loops)
         for task in background:
             task.cancel()
         if database is not None and isinstance(books, LedgerBooks):
             await close_books(books, database)
+
+
+async def _stop(tasks: Sequence[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    if tasks:
+        await asyncio.wait(tasks)
