@@ -6,6 +6,7 @@ A further dialect adds its routes here and is otherwise a package of its own bes
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -14,6 +15,8 @@ from starlette.responses import Response
 from starlette.routing import Route
 
 from meshfire.errors import MeshfireError
+from meshfire.store.database import Database
+from meshfire.store.files import Files
 from meshfire.telemetry.setup import Telemetry
 from services.gateway import sse
 from services.gateway.access.door import Door
@@ -22,29 +25,39 @@ from services.gateway.dialect import Dialect
 from services.gateway.endpoint import GenerateEndpoint, Limits
 from services.gateway.errors import HttpError, as_http
 from services.gateway.health import Health
+from services.gateway.jobs.client import JobClient
 from services.gateway.observe import Observer
 from services.gateway.openai import models
 from services.gateway.openai.base import OpenAiDialect
+from services.gateway.openai.batch_outputs import BatchOutputs
+from services.gateway.openai.batches import BatchesApi
 from services.gateway.openai.chat import ChatDialect
 from services.gateway.openai.completions import CompletionDialect
+from services.gateway.openai.files import FilesApi
 from services.gateway.routers import Routers
 
 _STATUS_WORDS = {404: "not_found", 405: "method_not_allowed"}
 
 
-def create_app(settings: GatewaySettings, routers: Routers, door: Door, telemetry: Telemetry) -> Starlette:
-    """All routes. Errors that reach the application are written in OpenAI's shape."""
+def create_app(
+    settings: GatewaySettings, routers: Routers, door: Door, database: Database | None, telemetry: Telemetry
+) -> Starlette:
+    """All routes; those of files and batches where there is a store. Errors that reach the application are written in
+    OpenAI's shape."""
     observer = Observer(telemetry.tracer, telemetry.meter)
     limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
 
     def generating(path: str, dialect: Dialect) -> Route:
         return Route(path, GenerateEndpoint(path, dialect, routers, door, observer, limits), methods=["POST"])
 
+    chat, completions = ChatDialect(settings.max_outputs), CompletionDialect(settings.max_outputs)
+    batched: dict[str, Dialect] = {"/v1/chat/completions": chat, "/v1/completions": completions}
     pages = Pages(routers, door, telemetry, settings.probe_timeout_s)
     app = Starlette(
         routes=[
-            generating("/v1/chat/completions", ChatDialect(settings.max_outputs)),
-            generating("/v1/completions", CompletionDialect(settings.max_outputs)),
+            generating("/v1/chat/completions", chat),
+            generating("/v1/completions", completions),
+            *(_batch_routes(settings, routers, door, database, batched) if database is not None else ()),
             Route("/v1/models", pages.models),
             Route("/v1/models/{name:path}", pages.model),
             Route("/healthz", pages.healthz),
@@ -59,6 +72,23 @@ def create_app(settings: GatewaySettings, routers: Routers, door: Door, telemetr
     )
     app.router.redirect_slashes = False
     return app
+
+
+def _batch_routes(
+    settings: GatewaySettings, routers: Routers, door: Door, database: Database, dialects: Mapping[str, Dialect]
+) -> list[Route]:
+    files = Files(database, retention_s=settings.file_retention_s)
+    jobs = JobClient(routers, settings.job_timeout_s)
+    files_api = FilesApi(files, BatchOutputs(jobs, dialects), door)
+    batches_api = BatchesApi(files, jobs, dialects, door)
+    return [
+        Route("/v1/files", files_api.files, methods=["GET", "POST"]),
+        Route("/v1/files/{file_id}", files_api.file, methods=["GET", "DELETE"]),
+        Route("/v1/files/{file_id}/content", files_api.content),
+        Route("/v1/batches", batches_api.batches, methods=["GET", "POST"]),
+        Route("/v1/batches/{batch_id}", batches_api.batch),
+        Route("/v1/batches/{batch_id}/cancel", batches_api.cancel, methods=["POST"]),
+    ]
 
 
 class Pages:

@@ -36,3 +36,7 @@ class GatewaySettings(ServiceSettings):
     model_requests_per_minute: dict[str, Annotated[int, Field(ge=0)]] = Field(default_factory=dict)
     #: Requests of an account under way at once, in this gateway.
     max_concurrent: int = Field(default=64, ge=0)
+    #: Uploaded files are kept so long.
+    file_retention_s: float = Field(default=7 * 86_400.0, gt=0)
+    #: One call of the job service.
+    job_timeout_s: float = Field(default=60.0, gt=0)

@@ -9,9 +9,9 @@ from __future__ import annotations
 import asyncio
 import itertools
 import logging
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
 from contextlib import aclosing
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 import grpc.aio
 
@@ -25,6 +25,7 @@ log = logging.getLogger(__name__)
 ROUTER_SERVICE = "meshfire-router"
 
 Metadata = Sequence[tuple[str, str]]
+T = TypeVar("T")
 
 
 class Channels(Protocol):
@@ -87,6 +88,21 @@ class Routers:
             except Unavailable:
                 if address == candidates[-1]:
                     raise
+        raise AssertionError("unreachable: the last candidate returns or raises")
+
+    async def at_any(
+        self, ask: Callable[[grpc.aio.Channel, float], Awaitable[T]], deadline: float, *, tries: int | None = None
+    ) -> T:
+        """One call at a router, and at the next one while it is unavailable, `tries` routers at most (None = all).
+        `ask` gets a channel and the seconds left. Raises what the last router raised."""
+        candidates = self._in_turn()[:tries]
+        for address in candidates:
+            try:
+                return await ask(self._channels.get(address), _remaining_s(deadline))
+            except Unavailable as error:
+                if address == candidates[-1]:
+                    raise
+                log.warning("router %s is unavailable, trying the next: %s", address, error)
         raise AssertionError("unreachable: the last candidate returns or raises")
 
     async def _generate_at(

@@ -17,28 +17,35 @@ from services.gateway.config import GatewaySettings
 
 
 @asynccontextmanager
-async def door_for(settings: GatewaySettings) -> AsyncIterator[Door]:
-    """Raises BadInput for an open door to the world or for keys without a store, StoreUnavailable."""
+async def store_of(settings: GatewaySettings) -> AsyncIterator[Database | None]:
+    """The store, if there is one. Raises BadInput, StoreUnavailable."""
+    if not settings.store_url:
+        yield None
+        return
+    database = await Database.open(settings.store_url)
+    try:
+        yield database
+    finally:
+        await database.close()
+
+
+def door_for(settings: GatewaySettings, database: Database | None) -> Door:
+    """Raises BadInput for an open door to the world or for keys without a store."""
     if not settings.keys:
         if not _is_loopback(settings.http_host):
             message = f"http_host is {settings.http_host}: without keys a gateway serves only loopback; set keys"
             raise BadInput(message, field="http_host")
-        yield OpenDoor()
-        return
-    if not settings.store_url:
+        return OpenDoor()
+    if database is None:
         raise BadInput("keys need a store: set store_url", field="store_url")
-    database = await Database.open(settings.store_url)
-    try:
-        yield KeyedDoor(
-            Accounts(database),
-            RequestWindows(database),
-            Ledger(database),
-            requests_per_minute=settings.requests_per_minute,
-            model_limits=settings.model_requests_per_minute,
-            max_concurrent=settings.max_concurrent,
-        )
-    finally:
-        await database.close()
+    return KeyedDoor(
+        Accounts(database),
+        RequestWindows(database),
+        Ledger(database),
+        requests_per_minute=settings.requests_per_minute,
+        model_limits=settings.model_requests_per_minute,
+        max_concurrent=settings.max_concurrent,
+    )
 
 
 def _is_loopback(host: str) -> bool:

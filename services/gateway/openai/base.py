@@ -9,9 +9,9 @@ from pydantic import ValidationError
 from services.gateway.dialect import Json
 from services.gateway.errors import HttpError
 from services.gateway.openai import errors
-from services.gateway.openai.schema import Request
+from services.gateway.openai.strict import Strict
 
-R = TypeVar("R", bound=Request)
+R = TypeVar("R", bound=Strict)
 
 
 class OpenAiDialect:
