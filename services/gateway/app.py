@@ -6,7 +6,6 @@ A further dialect adds its routes here and is otherwise a package of its own bes
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
 
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
@@ -22,10 +21,11 @@ from services.gateway import sse
 from services.gateway.access.door import Door
 from services.gateway.config import GatewaySettings
 from services.gateway.dialect import Dialect
-from services.gateway.endpoint import GenerateEndpoint, Limits
+from services.gateway.endpoint import GenerateEndpoint, Instead, Limits
 from services.gateway.errors import HttpError, as_http
 from services.gateway.health import Health
 from services.gateway.jobs.client import JobClient
+from services.gateway.names import ModelNames
 from services.gateway.observe import Observer
 from services.gateway.openai import models
 from services.gateway.openai.base import OpenAiDialect
@@ -35,6 +35,11 @@ from services.gateway.openai.chat import ChatDialect
 from services.gateway.openai.completions import CompletionDialect
 from services.gateway.openai.files import FilesApi
 from services.gateway.routers import Routers
+from services.gateway.workers_ai import envelope
+from services.gateway.workers_ai.batch import Batches
+from services.gateway.workers_ai.catalogue import Catalogue
+from services.gateway.workers_ai.openai_paths import UnderAccount
+from services.gateway.workers_ai.run import RunDialect
 
 _STATUS_WORDS = {404: "not_found", 405: "method_not_allowed"}
 
@@ -46,23 +51,42 @@ def create_app(
     OpenAI's shape."""
     observer = Observer(telemetry.tracer, telemetry.meter)
     limits = Limits(settings.max_body_bytes, settings.request_timeout_s)
+    names = ModelNames(routers, settings.model_aliases, settings.probe_timeout_s)
+    jobs = JobClient(routers, settings.job_timeout_s) if database is not None else None
 
-    def generating(path: str, dialect: Dialect) -> Route:
-        return Route(path, GenerateEndpoint(path, dialect, routers, door, observer, limits), methods=["POST"])
+    def generating(path: str, dialect: Dialect, instead: Instead | None = None) -> Route:
+        endpoint = GenerateEndpoint(path, dialect, routers, names, door, observer, limits, instead)
+        return Route(path, endpoint, methods=["POST"])
 
     chat, completions = ChatDialect(settings.max_outputs), CompletionDialect(settings.max_outputs)
-    batched: dict[str, Dialect] = {"/v1/chat/completions": chat, "/v1/completions": completions}
+    run = RunDialect(settings.max_outputs, settings.model_families)
+    native = Batches(jobs, names, door).answer
     pages = Pages(routers, door, telemetry, settings.probe_timeout_s)
+    catalogue = Catalogue(routers, door, settings.model_families, settings.probe_timeout_s)
+    account = "/client/v4/accounts/{account_id}/ai"
+    routes = [
+        generating("/v1/chat/completions", chat),
+        generating("/v1/completions", completions),
+        Route("/v1/models", pages.models),
+        Route("/v1/models/{name:path}", pages.model),
+        generating(f"{account}/v1/chat/completions", UnderAccount(chat)),
+        generating(f"{account}/v1/completions", UnderAccount(completions)),
+        Route(f"{account}/v1/models", pages.models),
+        Route(f"{account}/models/search", catalogue.search),
+        Route(f"{account}/models/schema", catalogue.schema),
+        generating(f"{account}/run", run),
+        generating(f"{account}/run/{{model:path}}", run, native),
+        Route("/healthz", pages.healthz),
+        Route("/metrics", pages.metrics),
+    ]
+    if database is not None and jobs is not None:
+        files = Files(database, retention_s=settings.file_retention_s)
+        batched: dict[str, Dialect] = {"/v1/chat/completions": chat, "/v1/completions": completions}
+        routes += _batch_routes(
+            FilesApi(files, BatchOutputs(jobs, batched), door), BatchesApi(files, jobs, batched, names, door)
+        )
     app = Starlette(
-        routes=[
-            generating("/v1/chat/completions", chat),
-            generating("/v1/completions", completions),
-            *(_batch_routes(settings, routers, door, database, batched) if database is not None else ()),
-            Route("/v1/models", pages.models),
-            Route("/v1/models/{name:path}", pages.model),
-            Route("/healthz", pages.healthz),
-            Route("/metrics", pages.metrics),
-        ],
+        routes=routes,
         exception_handlers={
             HttpError: _explained,
             MeshfireError: _explained,
@@ -74,20 +98,14 @@ def create_app(
     return app
 
 
-def _batch_routes(
-    settings: GatewaySettings, routers: Routers, door: Door, database: Database, dialects: Mapping[str, Dialect]
-) -> list[Route]:
-    files = Files(database, retention_s=settings.file_retention_s)
-    jobs = JobClient(routers, settings.job_timeout_s)
-    files_api = FilesApi(files, BatchOutputs(jobs, dialects), door)
-    batches_api = BatchesApi(files, jobs, dialects, door)
+def _batch_routes(files: FilesApi, batches: BatchesApi) -> list[Route]:
     return [
-        Route("/v1/files", files_api.files, methods=["GET", "POST"]),
-        Route("/v1/files/{file_id}", files_api.file, methods=["GET", "DELETE"]),
-        Route("/v1/files/{file_id}/content", files_api.content),
-        Route("/v1/batches", batches_api.batches, methods=["GET", "POST"]),
-        Route("/v1/batches/{batch_id}", batches_api.batch),
-        Route("/v1/batches/{batch_id}/cancel", batches_api.cancel, methods=["POST"]),
+        Route("/v1/files", files.files, methods=["GET", "POST"]),
+        Route("/v1/files/{file_id}", files.file, methods=["GET", "DELETE"]),
+        Route("/v1/files/{file_id}/content", files.content),
+        Route("/v1/batches", batches.batches, methods=["GET", "POST"]),
+        Route("/v1/batches/{batch_id}", batches.batch),
+        Route("/v1/batches/{batch_id}/cancel", batches.cancel, methods=["POST"]),
     ]
 
 
@@ -103,7 +121,7 @@ class Pages:
         self._started = int(time.time())
 
     async def models(self, request: Request) -> Response:
-        await self._door.enter(request.headers)
+        await self._door.enter(request.headers, request.path_params.get("account_id"))
         served = await self._routers.list_models(self._probe_timeout_s)
         return _json(200, models.listing(served, self._started))
 
@@ -124,18 +142,22 @@ def _json(status: int, body: dict[str, object], headers: dict[str, str] | None =
     return Response(sse.to_json(body), status, headers, media_type="application/json")
 
 
-def _error(error: HttpError) -> Response:
+def _error(request: Request, error: HttpError) -> Response:
+    """In the shape of the path's dialect."""
+    if request.url.path.startswith("/client/"):
+        native = envelope.as_answered(error)
+        return _json(native.status, envelope.failed(native), native.headers)
     dialect = OpenAiDialect()
     explained = dialect.explain(error)
     return _json(explained.status, dialect.error_body(explained), explained.headers)
 
 
 async def _explained(request: Request, error: Exception) -> Response:
-    return _error(as_http(error))
+    return _error(request, as_http(error))
 
 
 async def _unrouted(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # it is registered for this type only
     what = f"{request.method} {request.url.path}: {error.detail.lower()}"
     code = _STATUS_WORDS.get(error.status_code, "invalid_request")
-    return _error(HttpError(error.status_code, what, code=code, headers=error.headers))
+    return _error(request, HttpError(error.status_code, what, code=code, headers=error.headers))

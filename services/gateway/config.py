@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -40,3 +40,7 @@ class GatewaySettings(ServiceSettings):
     file_retention_s: float = Field(default=7 * 86_400.0, gt=0)
     #: One call of the job service.
     job_timeout_s: float = Field(default=60.0, gt=0)
+    #: Names of models that callers use → names that are served.
+    model_aliases: dict[str, str] = Field(default_factory=dict)
+    #: classic or chat, for models whose names do not tell how Workers AI's path speaks to them.
+    model_families: dict[str, Literal["classic", "chat"]] = Field(default_factory=dict)

@@ -5,7 +5,7 @@ Owns no format. `services.gateway.openai` is the first implementation.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -50,6 +50,9 @@ class Job(Protocol):
 
 class Dialect(Protocol):
     """One endpoint's wire format."""
+
+    def at(self, path: Mapping[str, str]) -> Dialect:
+        """For a request whose route had these parts; most formats do not care."""
 
     def parse(self, body: object) -> Job:
         """What a JSON body asks for. Raises HttpError naming the field."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -29,6 +29,7 @@ from services.gateway.exchange import (
     unless_gone,
 )
 from services.gateway.fan_out import Start, fan_out
+from services.gateway.names import ModelNames
 from services.gateway.observe import Observer, Seen
 from services.gateway.outputs import Output, Piece, total
 from services.gateway.reply import Reply
@@ -37,6 +38,8 @@ from services.gateway.routers import Metadata, Routers
 #: What the answer cost, as Workers AI tells it.
 NEURONS_HEADER = "cf-ai-neurons"
 
+#: answers some bodies without generating; None = not this one
+Instead = Callable[[Scope, Dialect, object, Visitor], Awaitable[Json | None]]
 Messages = AsyncIterator[tuple[int, pb.GenerateResponse]]
 
 
@@ -52,44 +55,60 @@ class GenerateEndpoint:
     """An ASGI application for one route."""
 
     def __init__(
-        self, route: str, dialect: Dialect, routers: Routers, door: Door, observer: Observer, limits: Limits
+        self,
+        route: str,
+        dialect: Dialect,
+        routers: Routers,
+        names: ModelNames,
+        door: Door,
+        observer: Observer,
+        limits: Limits,
+        instead: Instead | None = None,
     ) -> None:
         self._route = route
         self._dialect = dialect
+        self._names = names
+        self._instead = instead
         self._routers = routers
         self._door = door
         self._observer = observer
         self._limits = limits
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        headers = Headers(scope=scope)
+        headers, path = Headers(scope=scope), scope.get("path_params", {})
+        dialect = self._dialect.at(path)
         with self._observer.request(scope["method"], self._route, headers.get(TRACEPARENT_HEADER)) as seen:
             reply = Reply(send, seen)
             try:
-                await self._answer(headers, receive, reply, seen)
+                await self._answer(scope, dialect, receive, reply, seen)
             except ClientGone:
                 seen.abandoned()
             except Exception as error:
-                await self._fail(error, reply, seen)
+                await self._fail(dialect, error, reply, seen)
 
-    async def _answer(self, headers: Headers, receive: Receive, reply: Reply, seen: Seen) -> None:
-        deadline = _now() + self._limits.timeout_s
-        visitor = await self._door.enter(headers)
+    async def _answer(self, scope: Scope, dialect: Dialect, receive: Receive, reply: Reply, seen: Seen) -> None:
+        headers, deadline = Headers(scope=scope), _now() + self._limits.timeout_s
+        visitor = await self._door.enter(headers, scope.get("path_params", {}).get("account_id"))
         body = await read_json(
             headers, receive, max_bytes=self._limits.max_body_bytes, timeout_s=self._limits.timeout_s
         )
-        job = self._dialect.parse(body)
+        if self._instead is not None and (other := await self._instead(scope, dialect, body, visitor)) is not None:
+            await reply.json(200, other)
+            return
+        job = dialect.parse(body)
         seen.asked(job.model, stream=job.stream)
+        served = await self._names.resolve(job.model)
         common = [(TRACEPARENT_HEADER, seen.traceparent), *hooks_in(headers)]
         affinity = affinity_in(headers)
         for call in job.calls:
+            call.request.model = served
             call.request.session_key = affinity or call.request.session_key
             call.request.cache_salt = visitor.cache_salt(call.request.cache_salt)
         outputs = [Output(index, call.prompt_index) for index, call in enumerate(job.calls)]
         seen.outputs = outputs
         answer = _Answer(job, outputs, seen)
         starts = self._starts(job, visitor, common, deadline)
-        async with self._door.admitted(visitor, job.model), unless_gone(receive), fan_out(starts) as messages:
+        async with self._door.admitted(visitor, served), unless_gone(receive), fan_out(starts) as messages:
             await (answer.stream(messages, reply) if job.stream else answer.collect(messages))
         # The outcome is certain now: a client that leaves from here on has what it asked for.
         await answer.finish(reply)
@@ -104,10 +123,10 @@ class GenerateEndpoint:
             starts.append(partial(self._routers.generate, call.request, metadata, deadline - _now()))
         return starts
 
-    async def _fail(self, error: Exception, reply: Reply, seen: Seen) -> None:
-        failure = self._dialect.explain(as_http(error))
+    async def _fail(self, dialect: Dialect, error: Exception, reply: Reply, seen: Seen) -> None:
+        failure = dialect.explain(as_http(error))
         seen.failed(failure)
-        body = self._dialect.error_body(failure)
+        body = dialect.error_body(failure)
         if reply.started:
             await reply.close_stream(sse.event(body) + sse.DONE)
         else:

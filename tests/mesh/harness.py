@@ -56,7 +56,7 @@ class InProcessMesh:
         return f"http://{next(one.http_address for one in self.specs if one.http_address)}"
 
 
-_JSON = ("models", "models_without_prefill")
+_JSON = ("models", "models_without_prefill", "model_aliases")
 
 
 def settings_of(spec: ProcessSpec) -> Any:

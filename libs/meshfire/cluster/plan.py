@@ -133,6 +133,8 @@ class _Builder:
             "STORE_URL": self.wiring.store_url,
             "KEYS": "true" if self.topology.keys else "false",
         }
+        if self.topology.aliases:
+            env["MODEL_ALIASES"] = json.dumps(self.topology.aliases)
         names = [one.name for one in (*routers, *workers)]
         return self._spec("gateway", f"gateway-{number}", env, names, http_address=f"{self.wiring.host}:{port}")
 

@@ -69,6 +69,8 @@ class Topology(_Strict):
     keys: bool = False
     #: accounts, keys and ledger: sqlite:///PATH or postgresql://…; empty = a file in the mesh's state folder
     store_url: str = ""
+    #: names that callers use → served names, such as "@cf/moonshotai/kimi-k2.5": kimi
+    aliases: dict[str, str] = Field(default_factory=dict)
     #: YAML file with prices of own models
     prices: Path | None = None
     tokenizers: Annotated[int, Field(ge=1, le=16)] = 1

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import TypeVar
+from collections.abc import Mapping
+from typing import Self, TypeVar
 
 from pydantic import ValidationError
 
@@ -16,6 +17,9 @@ R = TypeVar("R", bound=Strict)
 
 class OpenAiDialect:
     """Errors of `/v1/*`; also those outside any endpoint."""
+
+    def at(self, path: Mapping[str, str]) -> Self:
+        return self
 
     def explain(self, error: HttpError) -> HttpError:
         return errors.in_callers_words(error)

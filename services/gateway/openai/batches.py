@@ -18,6 +18,7 @@ from services.gateway.dialect import Dialect, Json
 from services.gateway.errors import HttpError
 from services.gateway.exchange import read_json
 from services.gateway.jobs.client import JobClient
+from services.gateway.names import ModelNames
 from services.gateway.openai import batch_lines
 from services.gateway.openai.base import as_request
 from services.gateway.openai.batch_objects import BatchRequest, Label, batch, label_of
@@ -32,8 +33,11 @@ _MAX_PAGE = 100
 class BatchesApi:
     """Endpoints. `dialects` by the endpoint that a batch names."""
 
-    def __init__(self, files: Files, jobs: JobClient, dialects: Mapping[str, Dialect], door: Door) -> None:
+    def __init__(
+        self, files: Files, jobs: JobClient, dialects: Mapping[str, Dialect], names: ModelNames, door: Door
+    ) -> None:
         self._files = files
+        self._names = names
         self._jobs = jobs
         self._dialects = dialects
         self._door = door
@@ -58,10 +62,14 @@ class BatchesApi:
             completion_window=asked.completion_window,
             metadata=asked.metadata,
         )
+        served = await self._names.resolve(parsed.model)
+        for item in parsed.items:
+            for call in item.calls:
+                call.request.model = served
         submission = pb.SubmitJobRequest(
-            model=parsed.model, items=parsed.items, label=label.to_bytes(), completion_window_s=asked.window_s
+            model=served, items=parsed.items, label=label.to_bytes(), completion_window_s=asked.window_s
         )
-        async with self._door.admitted(visitor, parsed.model):
+        async with self._door.admitted(visitor, served):
             job = await self._jobs.submit(visitor, submission)
         return _json(batch(job, label))
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 import pytest
+from sqlalchemy import event, text
 
-from meshfire.errors import BadInput, NotFound
+from meshfire.errors import BadInput, NotFound, StoreUnavailable
 from meshfire.metering.neurons import Tokens
 from meshfire.store.database import Database
 from meshfire.store.job_claims import JobClaims
@@ -228,3 +231,27 @@ async def test_an_event_is_delivered_until_somebody_says_so(store: Store) -> Non
     await store.outbox.settle(third.event_id, None)
     store.clocks.wall += 10**6
     assert await store.outbox.due(lease_s=30) == []
+
+
+async def test_a_full_disk_refuses_the_job_and_leaves_nothing_of_it(tmp_path: Path) -> None:
+    """SQLite's own limit on the file's size stands for the disk's end."""
+    database = await Database.open(f"sqlite:///{tmp_path / 'store.db'}")
+    store = Store(database, Clocks())
+    before = await store.submit(3)
+    async with database.read() as connection:
+        pages = (await connection.execute(text("PRAGMA page_count"))).scalar_one()
+    engine = database._engine
+
+    def limit(connection: Any, record: object) -> None:
+        connection.execute(f"PRAGMA max_page_count = {pages + 20}")
+
+    event.listen(engine.sync_engine, "connect", limit)
+    await engine.dispose()
+    with pytest.raises(StoreUnavailable, match="full"):
+        await store.submit(5000)
+    assert [job.job_id for job in await store.jobs.list_jobs(before.account_id)] == [before.job_id]
+    assert len(await store.claims.claim("m", 100)) == 3
+    assert len(await store.outbox.after(0, before.account_id)) == 1
+    small = await store.submit(2)
+    assert small.status is JobStatus.QUEUED, "what fits is taken again"
+    await database.close()
